@@ -37,7 +37,7 @@ from swe_core.errors import (
     EngineUnavailable,
     RequestRefused,
 )
-from swe_testing.provider import Ear, refusing_url
+from swe_testing.provider import Ear
 from swe_testing.vllm import VLLMFault, logprob_of
 
 from ...token_turns import all_ids
@@ -70,9 +70,12 @@ def heard_by(request: ChatRequest) -> Callable[[int], Awaitable[None]]:
     return heard
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_turn_keeps_sampled_ids_and_logprobs(qwen: Qwen, stream: bool) -> None:
-    text = "Hello there, träveller!\n" * 5 + "Bye."
+@pytest.mark.parametrize(
+    ("text", "stream"),
+    [("Hello there, träveller!\n" * 5 + "Bye.", False), ("Hello!\n" * 9 + "Bye.", True), ("", False)],
+    ids=["whole", "streamed", "a lone stop token"],
+)
+async def test_turn_keeps_sampled_ids_and_logprobs(qwen: Qwen, text: str, stream: bool) -> None:
     request, ear = chat(), Ear()
     async with qwen.server(text, between=heard_by(request)) as server, make_engine(server.url) as engine:
         completion = await engine.complete(request, session(), ear if stream else None)
@@ -92,46 +95,31 @@ async def test_turn_keeps_sampled_ids_and_logprobs(qwen: Qwen, stream: bool) -> 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_tool_conversation_is_one_chain_of_exact_ids(qwen: Qwen, stream: bool) -> None:
-    async with qwen.server(CALL, "Done.") as server, make_engine(server.url) as engine:
-        first, heard = await ask(engine, tools=TOOLS, stream=stream)
-        result: Message = {"role": "tool", "content": "README.md"}
-        second, _ = await ask(engine, [*HELLO, said(first), result], tools=TOOLS, stream=stream)
-    [call] = first.message["tool_calls"]
-    assert call["id"].startswith("call_")
-    assert call["function"] == {"name": "bash", "arguments": '{"command": "ls"}'}
-    assert first.message["reasoning_content"] == "I look."
-    assert first.message["content"] is None
-    assert first.finish_reason == "tool_calls"
-    if stream:
-        assert heard.text("reasoning_content") == "I look."
-        assert heard.heard[-1]["tool_calls"] == [{"index": 0, **call}]
-    turn = sampled_of(second)
-    assert turn.extends is first.sampled
-    assert (turn.rendered, turn.cause) == ("bridge", None)
-    assert server.requests[1].prompt + server.requests[1].sent == all_ids(turn)
-    assert server.requests[1].prompt[: len(all_ids(first.sampled))] == all_ids(first.sampled)
-    assert "README.md" in qwen.text(turn.prompt_ids.tolist())
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_agent_without_parallel_calls_gets_the_first(qwen: Qwen, stream: bool) -> None:
-    """All sampled tokens stay, and the conversation continues from them."""
+    """Also where the agent wants one call at a time: all sampled tokens stay."""
     both = CALL + CALL.partition("</think>")[2].replace("ls", "pwd")
     async with qwen.server(both, both, "Done.") as server, make_engine(server.url) as engine:
         every, _ = await ask(engine, tools=TOOLS, stream=stream, parallel_tool_calls=True)
         first, heard = await ask(engine, tools=TOOLS, stream=stream, parallel_tool_calls=False)
         result: Message = {"role": "tool", "content": "README.md"}
-        second, _ = await ask(engine, [*HELLO, said(first), result], tools=TOOLS, parallel_tool_calls=False)
+        history = [*HELLO, said(first), result]
+        second, _ = await ask(engine, history, tools=TOOLS, stream=stream, parallel_tool_calls=False)
     commands = [call["function"]["arguments"] for call in every.message["tool_calls"]]
     assert commands == ['{"command": "ls"}', '{"command": "pwd"}']
     [call] = first.message["tool_calls"]
+    assert call["id"].startswith("call_")
     assert call["function"] == {"name": "bash", "arguments": commands[0]}
-    assert first.finish_reason == "tool_calls"
+    assert first.message["reasoning_content"] == "I look."
+    assert (first.message["content"], first.finish_reason) == (None, "tool_calls")
     if stream:
+        assert heard.text("reasoning_content") == "I look."
         assert heard.heard[-1]["tool_calls"] == [{"index": 0, **call}]
     assert sampled_of(first).completion_ids.tolist() == sampled_of(every).completion_ids.tolist()
-    assert sampled_of(second).extends is first.sampled
-    assert server.requests[2].prompt[: len(all_ids(first.sampled))] == all_ids(first.sampled)
+    turn, asked = sampled_of(second), server.requests[2]
+    assert turn.extends is first.sampled
+    assert (turn.rendered, turn.cause) == ("bridge", None)
+    assert asked.prompt + asked.sent == all_ids(turn)
+    assert asked.prompt[: len(all_ids(first.sampled))] == all_ids(first.sampled)
+    assert "README.md" in qwen.text(turn.prompt_ids.tolist())
 
 
 async def test_vocabulary_gives_the_text_of_ids(qwen: Qwen) -> None:
@@ -198,12 +186,11 @@ async def test_max_tokens_is_the_smallest_limit(qwen: Qwen) -> None:
     assert [asked.body["max_tokens"] for asked in server.requests] == [9, 8, 7]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_cut_reply_says_so_and_is_continued(qwen: Qwen, stream: bool) -> None:
+async def test_cut_reply_says_so_and_is_continued(qwen: Qwen) -> None:
     async with qwen.server("one two three four five", "six") as server, make_engine(server.url) as engine:
-        cut, _ = await ask(engine, max_tokens=3, stream=stream)
+        cut, _ = await ask(engine, max_tokens=3, stream=True)
         more: Message = {"role": "user", "content": "go on"}
-        second, _ = await ask(engine, [*HELLO, said(cut), more], stream=stream)
+        second, _ = await ask(engine, [*HELLO, said(cut), more])
     assert cut.finish_reason == "length"
     assert sampled_of(second).extends is cut.sampled
     assert sampled_of(second).prompt_ids[0] == qwen.stop
@@ -275,8 +262,7 @@ async def test_no_failure_loses_or_repeats_a_token(
         assert len(asked.prompt) + asked.body["max_tokens"] == start + server.requests[0].body["max_tokens"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("fault", ["429", "500", "refuse", "error-in-reply", "empty"])
+@pytest.mark.parametrize(("fault", "stream"), [("500", True), ("error-in-reply", False), ("empty", True)])
 async def test_transient_server_failure_is_retried(qwen: Qwen, fault: VLLMFault, stream: bool) -> None:
     async with qwen.server("fine", faults=[fault, fault]) as server, make_engine(server.url) as engine:
         completion, ear = await ask(engine, stream=stream)
@@ -285,7 +271,6 @@ async def test_transient_server_failure_is_retried(qwen: Qwen, fault: VLLMFault,
     assert ear.text() == ("fine" if stream else "")
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("fault", "kind", "words"),
     [
@@ -305,11 +290,11 @@ async def test_transient_server_failure_is_retried(qwen: Qwen, fault: VLLMFault,
     ],
 )
 async def test_server_failure_has_a_type_and_a_message(
-    qwen: Qwen, fault: VLLMFault, kind: type[EngineError], words: str, stream: bool
+    qwen: Qwen, fault: VLLMFault, kind: type[EngineError], words: str
 ) -> None:
     async with qwen.server("fine text", then=fault) as server, make_engine(server.url) as engine:
         with pytest.raises(EngineError) as caught:
-            await ask(engine, stream=stream)
+            await ask(engine)
     assert type(caught.value) is kind
     assert words in str(caught.value)
     assert KEY not in str(caught.value)
@@ -324,11 +309,10 @@ async def test_garbage_event_keeps_what_was_sampled(qwen: Qwen) -> None:
     assert request.progress.sampled.completion_ids.tolist() == server.requests[0].sent
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fault", ["no-logprobs", "null-logprobs"])
-async def test_missing_logprobs_are_nan(qwen: Qwen, fault: VLLMFault, stream: bool) -> None:
+async def test_missing_logprobs_are_nan(qwen: Qwen, fault: VLLMFault) -> None:
     async with qwen.server("fine text", faults=[fault]) as server, make_engine(server.url) as engine:
-        completion, _ = await ask(engine, stream=stream)
+        completion, _ = await ask(engine)
         assert engine.unfit is None
     turn = sampled_of(completion)
     assert len(turn.logprobs) > 1
@@ -351,13 +335,6 @@ async def test_missing_logprobs_beyond_the_limit_make_engine_unfit(qwen: Qwen) -
             assert engine.unfit is None
 
 
-async def test_lone_stop_token_is_an_empty_reply(qwen: Qwen) -> None:
-    async with qwen.server("") as server, make_engine(server.url) as engine:
-        completion, _ = await ask(engine)
-    assert completion.message == {"role": "assistant", "content": ""}
-    assert sampled_of(completion).completion_ids.tolist() == [qwen.stop]
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_cancelled_call_aborts_request_and_keeps_tokens(qwen: Qwen, stream: bool) -> None:
     async with qwen.server("many tokens in here", then="stall", after=4) as server:
@@ -373,8 +350,7 @@ async def test_cancelled_call_aborts_request_and_keeps_tokens(qwen: Qwen, stream
     assert request.progress.sampled.completion_ids.tolist() == server.requests[0].sent
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_token_of_uncertain_version_carries_the_older(qwen: Qwen, stream: bool) -> None:
+async def test_token_of_uncertain_version_carries_the_older(qwen: Qwen) -> None:
     """The ids of the first event after an announcement may have been sampled before it."""
     request = chat()
     heard = heard_by(request)
@@ -388,7 +364,7 @@ async def test_token_of_uncertain_version_carries_the_older(qwen: Qwen, stream: 
 
     async with qwen.server("a b c d e f g h", between=between) as server, make_engine(server.url) as engine:
         engine.set_policy_version(1)
-        completion = await engine.complete(request, session(), Ear() if stream else None)
+        completion = await engine.complete(request, session(), Ear())
         server._between = None
         after, _ = await ask(engine)
     versions = sampled_of(completion).versions.tolist()
@@ -464,7 +440,6 @@ async def test_reply_in_one_piece_keeps_its_version(qwen: Qwen) -> None:
     ("body", "words"),
     [
         ({"tool_choice": "required"}, "tool_choice 'required' is not supported"),
-        ({"tool_choice": {"type": "function", "function": {"name": "bash"}}}, "is not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logit_bias": {"50256": -100}}, "logit_bias is not supported"),
         ({"stop": 3}, "stop is 3"),
@@ -497,8 +472,11 @@ async def test_text_ends_at_a_stop_text(qwen: Qwen) -> None:
     assert sampled_of(whole).completion_ids.tolist() == server.requests[0].sent
 
 
-@pytest.mark.parametrize(("fault", "stream"), [("drop", True), ("abort", True), ("abort", False)])
-@pytest.mark.parametrize(("after", "requests"), [(2, 2), (3, 1), (4, 1)], ids=["in it", "at it", "behind it"])
+@pytest.mark.parametrize(
+    ("fault", "stream", "after", "requests"),
+    [("drop", True, 2, 2), ("abort", True, 3, 1), ("drop", True, 4, 1), ("abort", False, 2, 2)],
+    ids=["in it", "at it", "behind it", "whole"],
+)
 async def test_stop_text_is_found_across_a_broken_reply(
     qwen: Qwen, fault: VLLMFault, stream: bool, after: int, requests: int
 ) -> None:
@@ -539,16 +517,9 @@ def chooses(url: str, *others: str) -> str:
 async def test_rollouts_spread_over_servers_and_stay(qwen: Qwen) -> None:
     async with qwen.server("a") as one, qwen.server("b") as two:
         async with make_engine(one.url + ", " + two.url + "/v1") as engine:
-            first = chooses(one.url, two.url)
-            for rollout in (first, "second", "third", first, "second", first):
+            for rollout in ("first", "second", "first", "second"):
                 await ask(engine, rollout=rollout)
-            assert len(one.requests) + len(two.requests) == 6
-            assert [len(one.requests), len(two.requests)] in ([3, 3], [4, 2])  # by the hash of the third
-            asked = len(one.requests)
-            await engine.end(session(first))
-            await engine.end(session("third"))
-            await ask(engine, rollout="fourth")
-            assert len(one.requests) == asked + 1
+            assert (len(one.requests), len(two.requests)) == (2, 2)
 
 
 async def test_rollout_leaves_failed_server(qwen: Qwen) -> None:
@@ -598,31 +569,23 @@ async def test_server_that_is_taken_out_serves_no_new_rollout_until_it_is_back(q
             assert (len(one.requests), len(two.requests)) == (2, 6)
 
 
-async def test_server_can_be_put_in_that_was_not_there_at_the_start(qwen: Qwen) -> None:
-    """As where a training begins while one of its servers is dead."""
-    async with qwen.server("a") as one, qwen.server("b", key=KEY) as two:
-        async with make_engine(one.url) as engine:
-            await ask(engine, rollout="r")
-            engine.put_in(two.url)
-            await ask(engine, rollout="s")
-            assert (len(one.requests), len(two.requests)) == (1, 1)
-
-
 async def test_rollout_moves_only_to_servers_that_are_in(qwen: Qwen) -> None:
-    async with qwen.server(then="500") as bad, qwen.server("old weights") as other:
-        async with make_engine(bad.url, other.url) as engine:
-            engine.take_out(other.url)
+    """One that is put in may be one that was dead at the start."""
+    async with qwen.server(then="500") as bad, qwen.server("old weights", key=KEY) as other:
+        async with make_engine(bad.url) as engine:
             with pytest.raises(EngineUnavailable, match="tried 3 times"):
                 await ask(engine)
             assert other.requests == []
+            engine.put_in(other.url)
+            await ask(engine, rollout="another")
+            assert len(other.requests) == 1
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_silent_server_times_out(qwen: Qwen, stream: bool) -> None:
+async def test_silent_server_times_out(qwen: Qwen) -> None:
     async with qwen.server(then="hang") as server:
-        async with make_engine(server.url, timeout=0.5, max_retries=1) as engine:
+        async with make_engine(server.url, timeout=0.3, max_retries=1) as engine:
             with pytest.raises(EngineUnavailable, match=r"sent nothing in time \(tried 2 times\)"):
-                await ask(engine, stream=stream)
+                await ask(engine)
 
 
 async def test_cancelled_call_without_tokens_aborts_request(qwen: Qwen) -> None:
@@ -640,17 +603,16 @@ async def test_cancelled_call_without_tokens_aborts_request(qwen: Qwen) -> None:
 
 
 async def test_long_prompt_is_sent_and_compared(qwen: Qwen) -> None:
-    long: list[Message] = [{"role": "user", "content": "word " * 60_000}]
+    long: list[Message] = [{"role": "user", "content": "word " * 20_000}]
     async with qwen.server("ok", max_model_len=200_000) as server, make_engine(server.url) as engine:
         completion, _ = await ask(engine, long, stream=True)
-    assert len(server.requests[0].prompt) > 60_000
+    assert len(server.requests[0].prompt) > 20_000
     assert sampled_of(completion).prompt_ids.tolist() == server.requests[0].prompt
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"url": ()}, "--engine-url URL"),
         ({"url": " , "}, "--engine-url URL"),
         ({"model": None}, "--model NAME"),
         ({"url": "ftp://host"}, "not a base URL"),
@@ -659,10 +621,3 @@ async def test_long_prompt_is_sent_and_compared(qwen: Qwen) -> None:
 def test_unusable_settings_are_rejected(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_engine("http://h", **settings)
-
-
-async def test_unreachable_server_is_an_error(qwen: Qwen) -> None:
-    with refusing_url() as url:
-        async with make_engine(url) as engine:
-            with pytest.raises(EngineUnavailable, match="cannot be reached"):
-                await ask(engine)

@@ -14,8 +14,7 @@ from swe_core.api.messages import Message
 from swe_core.api.records import Ledger, TurnTokens
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.cli import cli
-from swe_core.errors import ConfigError, EngineUnavailable
-from swe_core.plugins.manager import PluginSet
+from swe_core.errors import EngineUnavailable
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.tokens.chains import build_chains, step_of
 from swe_core.tokens.renderer import Renderer
@@ -92,14 +91,6 @@ async def test_broken_forced_reply_is_not_forced_again(qwen: Qwen, tmp_path: Pat
     assert request.progress.sampled.dropped == "forced"
 
 
-async def test_forced_reply_without_tokens_is_retried(qwen: Qwen, tmp_path: Path) -> None:
-    file = script(tmp_path, {"*": {"*": ["text"]}})
-    async with qwen.server("text", faults=["500"]) as server, forced(server.url, file) as engine:
-        completion = await engine.complete(chat(), WHO)
-    assert completion.message["content"] == "text"
-    assert [asked.body["structured_outputs"] for asked in server.requests] == [{"choice": ["text"]}] * 2
-
-
 @pytest.mark.engine
 @pytest.mark.parametrize("stream", [False, True])
 async def test_forced_turns_are_context_and_not_trained(
@@ -162,33 +153,6 @@ def assert_ledger(book: TokenLog, tokens: list[TurnTokens]) -> None:
 
 async def ask(engine: ForcedEngine, messages: list[Message], stream: bool) -> Completion:
     return await engine.complete(chat(messages, tools=TOOLS), WHO, Ear() if stream else None)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("{", "Invalid JSON"),
-        ({"t": {"first": []}}, "t.first"),
-        ({"t": {"0": "text"}}, "t.0: Input should be a valid array"),
-        ({"t": {"0": [""]}}, "at least 1 character"),
-    ],
-)
-def test_invalid_script_is_an_error(tmp_path: Path, content: object, words: str) -> None:
-    with pytest.raises(ConfigError, match="is not task → attempt → replies") as caught:
-        forced("http://h", script(tmp_path, content))
-    assert words in str(caught.value)
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        forced("http://h", tmp_path / "none")
-
-
-def test_forced_engine_is_a_plugin(tmp_path: Path) -> None:
-    from swe_testing.serving.forced import ForcedConfig, ForcedEngine
-
-    plugins = PluginSet(extra=["swe_testing.serving.forced"])
-    component = plugins.find("engine", "vllm-forced").component
-    file = script(tmp_path, {})
-    engine = component.create(ForcedConfig(url="http://h", model="m", script=file))
-    assert isinstance(engine, ForcedEngine)
 
 
 @pytest.mark.engine

@@ -101,10 +101,16 @@ async def test_start_of_a_stop_text_is_held_back(text: str) -> None:
     assert ear.text("reasoning_content") == message.get("reasoning_content", "")
 
 
-async def test_pieces_arrive_before_the_end() -> None:
+async def test_pieces_arrive_before_the_end_with_the_text_so_far() -> None:
     _, ear = await stream(Letters(), "thinking it over|and saying it at length")
     assert len(ear.heard) > 3
     assert "reasoning_content" in ear.heard[0]
+    ear, ids = Ear(), list[int]()
+    streamer = Streamer(Letters(), ids, [], None, ear, ())
+    for char in "|and the te":
+        ids.append(ord(char))
+        await streamer.grown()
+    assert join(ear.heard)["content"] == "and the te", "as when the wall budget cuts the call"
 
 
 async def test_unread_pieces_become_one_at_the_end() -> None:
@@ -125,21 +131,6 @@ async def test_unread_pieces_become_one_at_the_end() -> None:
     assert len(emitted) == 1
     assert join(emitted) == message
     assert renderer.parsed == 0
-
-
-async def test_piece_has_the_text_so_far() -> None:
-    """As when the wall budget cuts the call."""
-    emitted: list[Delta] = []
-
-    async def keep(delta: Delta) -> None:
-        emitted.append(delta)
-
-    ids = list[int]()
-    streamer = Streamer(Letters(), ids, [], None, keep, ())
-    for char in "|and the te":
-        ids.append(ord(char))
-        await streamer.grown()
-    assert join(emitted)["content"] == "and the te"
 
 
 async def test_repeated_reads_of_a_long_reply_are_near_linear() -> None:
