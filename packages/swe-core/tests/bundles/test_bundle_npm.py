@@ -59,14 +59,8 @@ def test_package_is_fetched_once_and_no_script_of_it_runs(
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (
-            {"sha256": "0" * 64},
-            r"'@scope/one@1\.0\.0' that npm fetched has the sha256 \w+, but 0{64} is pinned",
-        ),
-        (
-            {"tree": "0" * 64},
-            r"'@scope/one@1\.0\.0' unpacked to the tree \w+, but 0{64} is pinned: it is refused",
-        ),
+        ({"sha256": "0" * 64}, r"one@1\.0\.0' that npm fetched has the sha256 \w+, but 0{64} is pinned"),
+        ({"tree": "0" * 64}, r"one@1\.0\.0' unpacked to the tree \w+, but 0{64} is pinned: it is refused"),
         ({"keep": ("absent",)}, r"the npm package in '.*' has no 'absent': update .* agent 'some'"),
         ({"executable": ("absent",)}, r"has no 'absent': update the plugin of the agent 'some'"),
     ],
@@ -96,22 +90,6 @@ def test_registry_that_cannot_be_reached_is_one_sentence(
     assert nothing_is_left(tmp_path / "cache")
 
 
-def test_package_that_the_registry_lacks_is_named(registry: Registry) -> None:
-    with pytest.raises(AgentError, match=r"npm cannot fetch '@scope/one@1\.0\.0'.*404"):
-        build(ONE)
-
-
-def test_host_without_npm_says_what_to_install(
-    packages: list[NpmPackage], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(npm, "wheel_file", lambda _: None)
-    monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(
-        AgentError, match=r"^the agent 'some' is fetched with npm, but there is none: install"
-    ):
-        build(packages[0])
-
-
 @pytest.mark.usefixtures("without_npm")
 def test_package_is_kept_whole_without_a_choice(registry: Registry) -> None:
     path = build(registry.add(replace(ONE, keep=()), ONE_FILES), registry.add(TWO, TWO_FILES))
@@ -119,7 +97,7 @@ def test_package_is_kept_whole_without_a_choice(registry: Registry) -> None:
     assert (path / "one/node_modules/two/package.json").is_file()
 
 
-@pytest.mark.parametrize("name", ["../outside", "/outside", "package/../../outside"])
+@pytest.mark.parametrize("name", ["/outside", "package/../../outside"])
 def test_package_that_leads_out_of_its_folder_is_refused(tmp_path: Path, name: str) -> None:
     package = tmp_path / "package.tgz"
     with tarfile.open(package, "w:gz") as archive:
