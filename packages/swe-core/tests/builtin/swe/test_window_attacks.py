@@ -13,7 +13,7 @@ import pytest
 
 from swe_core.api.sandbox import SandboxProvider
 
-from ...repositories import Repo, swe_grader
+from ...repositories import Repo, slow_but, swe_grader
 from .helpers import FIX, calc_task, with_and_without_import
 
 pytestmark = pytest.mark.anyio
@@ -181,7 +181,21 @@ async def resolves(repo: Repo, provider: SandboxProvider, test: str, code: str) 
     return graded.grade.resolved
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+FAST = [
+    "an object",
+    "other globals",
+    "an imported name",
+    "a hook by a closure of the tests",
+    "a method of unittest",
+]
+FAST_AT_IMPORT = [
+    "a default below a decorator",
+    "a fixture by a closure of the library",
+    "a module of another kind",
+]
+
+
+@pytest.mark.parametrize("name", slow_but(FAST, ATTACKS))
 async def test_attack_during_collection_does_not_resolve(
     repos: dict[str, Repo], provider: SandboxProvider, name: str
 ) -> None:
@@ -189,7 +203,7 @@ async def test_attack_during_collection_does_not_resolve(
     assert not await resolves(repos[""], provider, test, f"{WINDOW}\ndef late(m):\n    {code}\n")
 
 
-@pytest.mark.parametrize("name", AT_IMPORT)
+@pytest.mark.parametrize("name", slow_but(FAST_AT_IMPORT, AT_IMPORT))
 async def test_attack_at_import_does_not_resolve(
     repos: dict[str, Repo], provider: SandboxProvider, name: str
 ) -> None:
@@ -212,7 +226,7 @@ HONEST = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", slow_but(["a decorator of tests"], HONEST))
 async def test_rewritten_product_decorator_resolves(
     tmp_path: Path, provider: SandboxProvider, name: str
 ) -> None:
