@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,33 +123,12 @@ def world(opened: World) -> World:
 
 # Honest patches
 
-HONEST = {
-    "the fix": ":",
-    "a new test file": "echo 'def test_new(): assert 0' >tests/test_new.py",
-    "new tests in the very test files": "echo 'def test_add(): pass' >>tests/test_calc.py",
-    "a fixture": "echo '# mine' >>tests/conftest.py",
-    "CRLF": "printf 'x = 1\\r\\ny = 2\\r\\n' >dos.py",
-    "binary": "printf '\\0\\1\\377' >data.bin",
-    "mode": "chmod +x calc.py",
-    "deletion": "git rm -q docs/v1/index.md",
-    "rename": "git mv calc.py core.py",
-    "a package called testing": "mkdir testing; touch testing/__init__.py testing/tools.py",
-    "product code in test_utils.py": "echo 'x = 1' >pkg/test_utils.py",
-    "product code beside tests": "echo 'y = 1' >>pkg/ops.py; echo 'z = 1' >pkg/types.py",
-    "modules named as Python's, in packages": "touch pkg/pytest.py pkg/logging.py pkg/unittest.py",
-    "a folder named as a module": "mkdir site html; echo x >site/index.html; echo y >html/a.css",
-    "a link inside": "ln -s ../calc.py pkg/link.py; ln -s latest/index.md docs/start.md",
-    "weights": "echo w >pkg/model.pth",
-    "odd names": "touch 'sp ace.py' \"q'u\\\"ote.py\" $'new\\nline.py' $'tab\\t.py' "
-    "$'\\xff\\xfe.py' é.py -- -dash.py",
-    "configuration of others": "sed -i 's/100/110/' setup.cfg pyproject.toml; sed -i s/E1/E2/ tox.ini",
-    "settings of templates": "mkdir -p pkg/template; echo '[pytest]' >pkg/template/pytest.ini; "
-    "printf '[tool.pytest.ini_options]\\n' >pkg/template/pyproject.toml",
-}
+PATCHES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("patches.toml").read_text())
+HONEST: dict[str, str] = PATCHES["honest"]
 ALL = "; ".join(script for how, script in HONEST.items() if how not in ("deletion", "rename"))
 
 
-@pytest.mark.parametrize("how", slow_but(["deletion", "rename", "all"], [*HONEST, "all"]))
+@pytest.mark.parametrize("how", slow_but(["rename", "all"], ["deletion", "rename", "all"]))
 async def test_honest_patch_loses_only_its_tests(world: World, how: str) -> None:
     """The files on disk are those of the agent, except for the tests, which are those of the task."""
     script = f"{FIX}; {HONEST.get(how, ALL)}"
@@ -162,92 +142,19 @@ async def test_honest_patch_loses_only_its_tests(world: World, how: str) -> None
     await world.sh("diff -r --no-dereference -x .git -x tests /tmp/left . >&2")
 
 
-async def test_gold_patch_equals_the_reference(world: World) -> None:
+async def test_gold_patch_is_the_reference_and_an_empty_one_the_base(world: World) -> None:
     tree = await world.grade(world.task.patch.encode())
-    assert tree.tampering == ()
-    assert not tree.is_base
-
-
-async def test_empty_patch_gives_the_base_with_the_tests(world: World) -> None:
+    assert (tree.tampering, tree.is_base) == ((), False)
     for patch in (b"", b"\n"):
         tree = await world.grade(patch)
-        assert tree.is_base
-        assert tree.tampering == ()
+        assert (tree.tampering, tree.is_base) == ((), True)
         assert (await world.text("tests/test_calc.py")).endswith("def test_add(): pass\n")
         assert "a - b" in await world.text("calc.py")
 
 
 # Cheating patches
 
-CHEATS = {
-    "conftest": ("echo x >>conftest.py", "runner-config", "conftest.py"),
-    "conftest of the tests": ("echo x >>tests/conftest.py", "tests", "tests/conftest.py"),
-    "new conftest": ("echo x >pkg/conftest.py", "runner-config", "pkg/conftest.py"),
-    "conftest removed": ("git rm -q conftest.py", "runner-config", "conftest.py"),
-    "pytest.ini": ("printf '[pytest]\\naddopts=-k x\\n' >pytest.ini", "runner-config", "pytest.ini"),
-    ".pytest.ini": ("printf '[pytest]\\n' >.pytest.ini", "runner-config", ".pytest.ini"),
-    "pytest.toml": ("printf '[pytest]\\n' >pytest.toml", "runner-config", "pytest.toml"),
-    "nested pytest.ini": ("printf '[pytest]\\n' >pkg/pytest.ini", "runner-config", "pkg/pytest.ini"),
-    "setup.cfg changed": ("sed -i 's/-ra/--deselect x/' setup.cfg", "runner-config", "setup.cfg"),
-    "setup.cfg removed": ("sed -i '/tool:pytest/,/addopts/d' setup.cfg", "runner-config", "setup.cfg"),
-    "setup.cfg in the dark": ("sed -i 's/calc/c\\x0c[tool:pytest]/' setup.cfg", "runner-config", "setup.cfg"),
-    "setup.cfg twice": ("printf '[tool:pytest]\\nx=1\\n' >>setup.cfg", "runner-config", "setup.cfg"),
-    "tox.ini": ("printf '[pytest]\\naddopts=x\\n' >>tox.ini", "runner-config", "tox.ini"),
-    "pyproject": ("printf '[tool.pytest.ini_options]\\naddopts=\"-k x\"\\n' >>pyproject.toml",
-     "runner-config", "pyproject.toml"),
-    "dotted pyproject": (
-     "printf 'tool.pytest.ini_options.addopts=\"-k x\"\\n' | cat - pyproject.toml >x; mv x pyproject.toml",
-     "runner-config", "pyproject.toml"),
-    "nested pyproject": ("printf '[tool.pytest.ini_options]\\n' >pkg/pyproject.toml", "runner-config",
-     "pkg/pyproject.toml"),
-    "no TOML": ("echo 'tool = ][' >>pyproject.toml", "runner-config", "pyproject.toml"),
-    "pyproject is a link": ("ln -sf x pyproject.toml", "runner-config", "pyproject.toml"),
-    "sitecustomize": ("echo x >sitecustomize.py", "shadow", "sitecustomize.py"),
-    "nested sitecustomize": ("echo x >pkg/sitecustomize.py", "shadow", "pkg/sitecustomize.py"),
-    "usercustomize": ("mkdir usercustomize; touch usercustomize/__init__.py", "shadow",
-     "usercustomize/__init__.py"),
-    "pth": ("echo import x >evil.pth", "shadow", "evil.pth"),
-    "pytest.py": ("echo x >pytest.py", "shadow", "pytest.py"),
-    "pytest in C": ("echo x >pytest.abi3.so; echo >.gitignore", "shadow", "pytest.abi3.so"),
-    "_pytest": ("mkdir _pytest; touch _pytest/__init__.py _pytest/runner.py", "shadow", "_pytest/runner.py"),
-    "a link to a package": ("ln -s pkg pluggy", "shadow", "pluggy"),
-    "the standard library": ("echo x >unittest.py", "shadow", "unittest.py"),
-    "in src": ("mkdir src; echo x >src/difflib.py", "shadow", "src/difflib.py"),
-    "metadata in capitals": ("mkdir evil.Dist-Info; echo x >evil.Dist-Info/entry_points.txt", "shadow",
-     "evil.Dist-Info/entry_points.txt"),
-    "what the image loads at start": ("mkdir _distutils_hack; touch _distutils_hack/__init__.py", "shadow",
-     "_distutils_hack/__init__.py"),
-    "egg-info": ("mkdir evil.egg-info; echo '[pytest11]' >evil.egg-info/entry_points.txt", "shadow",
-     "evil.egg-info/entry_points.txt"),
-    "installed package": (f"echo >.gitignore; echo x >{SITE}/pluggy/hooks.py", "shadow",
-     f"{SITE}/pluggy/hooks.py"),
-    "build product": ("echo >.gitignore; echo x >fast.so", "shadow", "fast.so"),
-    "pyc of a test": ("mkdir tests/__pycache__; echo x >tests/__pycache__/test_calc.cpython-311.pyc",
-     "tests", "tests/__pycache__/test_calc.cpython-311.pyc"),
-    "pyc beside": ("mkdir pkg/__pycache__; echo x >pkg/__pycache__/test_ops.cpython-311-pytest-9.pyc",
-     "shadow", "pkg/__pycache__/test_ops.cpython-311-pytest-9.pyc"),
-    "pyc without a source": ("echo x >pytest.pyc", "shadow", "pytest.pyc"),
-    "attributes": ("echo '* filter=x' >.gitattributes", "attributes", ".gitattributes"),
-    "nested attributes": ("echo '* -text' >pkg/.gitattributes", "attributes", "pkg/.gitattributes"),
-    "link out": ("ln -s ../../etc pkg/out", "symlink", "pkg/out"),
-    "absolute link": ("ln -s /etc/passwd pkg/out", "symlink", "pkg/out"),
-    "link to .git": ("ln -s .git pkg2", "symlink", "pkg2"),
-    "link out through a link": ("ln -s docs/latest/../../.. out", "symlink", "out"),
-    "link in circles": ("ln -s b a; ln -s a b", "symlink", "a"),
-    "test file changed": ("echo 'def test_add(): pass' >tests/test_calc.py", "tests", "tests/test_calc.py"),
-    "test file beside the product": ("echo x >pkg/test_ops.py", "tests", "pkg/test_ops.py"),
-    "test file deleted": ("git rm -q pkg/test_ops.py", "tests", "pkg/test_ops.py"),
-    "test file is a link": ("ln -sf ../calc.py pkg/test_ops.py", "tests", "pkg/test_ops.py"),
-    "test file is a directory": ("rm pkg/test_ops.py; mkdir pkg/test_ops.py; echo x >pkg/test_ops.py/x",
-     "symlink", "pkg/test_ops.py/x"),
-    "test file is executable": ("chmod +x pkg/test_ops.py", "tests", "pkg/test_ops.py"),
-    "helper of tests": ("echo x >tests/helpers.py", "tests", "tests/helpers.py"),
-    "data of tests": ("echo x >tests/data/x.json", "tests", "tests/data/x.json"),
-    "tests became a file": ("rm -r tests; echo x >tests", "tests", "tests"),
-    "tests became a link": ("mv tests /tmp/x; rm -rf /tmp/x; ln -s pkg tests", "tests", "tests"),
-    "a package of the tests became a link": ("rm -r tests/data; ln -s /etc tests/data", "tests",
-     "tests/data"),
-}  # fmt: skip
+CHEATS: dict[str, tuple[str, str, str]] = {how: tuple(cheat) for how, cheat in PATCHES["cheats"].items()}
 GITIGNORE_STAYS = {"pytest in C", "installed package", "build product"}
 
 
@@ -269,10 +176,7 @@ def batches() -> list[list[str]]:
     return found
 
 
-ALONE = [pytest.param([how], marks=pytest.mark.slow, id=how) for how in CHEATS]
-
-
-@pytest.mark.parametrize("cheats", [*batches(), *ALONE])
+@pytest.mark.parametrize("cheats", batches())
 async def test_cheats_leave_the_base_tree(world: World, cheats: list[str]) -> None:
     tree = await world.grade("\n".join(CHEATS[how][0] for how in cheats))
     assert kinds(tree) >= {CHEATS[how][1:] for how in cheats}
@@ -288,13 +192,8 @@ async def test_cheats_leave_the_base_tree(world: World, cheats: list[str]) -> No
 
 async def test_fix_with_cheats_gives_the_tree_of_the_fix(world: World) -> None:
     chosen = (
-        "conftest",
-        "setup.cfg changed",
-        "pytest.py",
-        "link out",
-        "tests became a link",
-        "test file deleted",
-    )
+        "conftest", "setup.cfg changed", "pytest.py", "link out", "tests became a link", "test file deleted",
+    )  # fmt: skip
     tree = await world.grade("\n".join((FIX, *(CHEATS[how][0] for how in chosen))))
     assert kinds(tree) > {CHEATS[how][1:] for how in chosen}
     assert tree.id == world.fixed
@@ -358,32 +257,34 @@ async def test_repository_may_be_the_test_runner_itself(world: World) -> None:
 # Patches that an export never makes
 
 HEAD = "diff --git a/{0} b/{0}\nnew file mode 100644\n--- /dev/null\n+++ b/{0}\n@@ -0,0 +1 @@\n+x\n"
+NO_BASE = "the patch does not apply to the task's base: .+"
 REFUSED = {
-    "a hook": HEAD.format(".git/hooks/post-checkout"),
-    "a nested .git": HEAD.format("pkg/.git/config"),
-    "out of the repository": HEAD.format("../conftest.py"),
-    "through a link": HEAD.format("docs/latest/x.md"),
-    "garbage": "no patch\n",
-    "NUL": "diff --git a/x\0y b/x\0y\n",
-    "half of it fits": "--- a/calc.py\n+++ b/calc.py\n@@ -1 +1 @@\n-def add(a, b): return a - b\n+fixed\n"
-    "--- a/gone.py\n+++ b/gone.py\n@@ -1 +1 @@\n-x\n+y\n",
+    "a hook": (HEAD.format(".git/hooks/post-checkout"), NO_BASE),
+    "a nested .git": (HEAD.format("pkg/.git/config"), NO_BASE),
+    "out of the repository": (HEAD.format("../conftest.py"), NO_BASE),
+    "through a link": (HEAD.format("docs/latest/x.md"), NO_BASE),
+    "NUL": ("diff --git a/x\0y b/x\0y\n", NO_BASE),
+    "half of it fits": (
+        "--- a/calc.py\n+++ b/calc.py\n@@ -1 +1 @@\n-def add(a, b): return a - b\n+fixed\n"
+        "--- a/gone.py\n+++ b/gone.py\n@@ -1 +1 @@\n-x\n+y\n",
+        NO_BASE,
+    ),
+    "a long name": (HEAD.format("a" * 300), "the patch names a path that is too long for Linux: aaa"),
+    "a long path": (HEAD.format("/".join(["a" * 200] * 25)), "the patch names a path that is too long"),
+    "too large": ("x" * 20_001, "the patch has 20001 bytes; at most 20000 are graded"),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
-async def test_patch_that_does_not_apply_whole_is_rejected(world: World, what: str) -> None:
-    with pytest.raises(PatchDoesNotApply, match=r"^the patch does not apply to the task's base: .+"):
-        await world.grade(REFUSED[what].encode())
-    assert (
-        await world.sh("git status --porcelain; ls -d .git/hooks/post-checkout ../conftest.py 2>&- || :")
-        == b""
-    )
-
-
-@pytest.mark.parametrize("path", ["a" * 300, "/".join(["a" * 200] * 25)])
-async def test_overlong_path_in_patch_is_rejected(world: World, path: str) -> None:
-    with pytest.raises(PatchDoesNotApply, match=r"^the patch names a path that is too long for Linux: aaa"):
-        await world.grade(HEAD.format(path).encode())
+async def test_patch_that_does_not_apply_whole_is_rejected(
+    world: World, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    patch, says = REFUSED[what]
+    monkeypatch.setattr(graded_tree, "MAX_PATCH_BYTES", 20_000)
+    with pytest.raises(PatchDoesNotApply, match=f"^{says}"):
+        await world.grade(patch.encode())
+    left = "git status --porcelain; ls -d .git/hooks/post-checkout ../conftest.py 2>&- || :"
+    assert await world.sh(left) == b""
 
 
 async def test_large_files_are_not_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,12 +300,6 @@ async def test_large_files_are_not_read(world: World, monkeypatch: pytest.Monkey
 async def test_absolute_path_in_patch_stays_inside(world: World) -> None:
     await world.grade(b"--- /dev/null\n+++ /etc/evil\n@@ -0,0 +1 @@\n+x\n")
     assert await world.sh("cat etc/evil; ls /etc/evil 2>/dev/null || :") == b"x\n"
-
-
-async def test_oversized_patch_is_rejected(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graded_tree, "MAX_PATCH_BYTES", 10)
-    with pytest.raises(PatchDoesNotApply, match="the patch has 11 bytes; at most 10 are graded"):
-        await world.grade(b"x" * 11)
 
 
 async def test_submodule_in_patch_is_dropped(world: World) -> None:
@@ -445,13 +340,10 @@ async def test_inapplicable_test_patch_is_a_task_error(world: World) -> None:
         await world.grade(FIX, test_patch="--- a/gone.py\n+++ b/gone.py\n@@ -1 +1 @@\n-x\n+y\n")
 
 
-async def test_undecodable_names_are_listed_escaped(world: World) -> None:
+async def test_tampering_is_listed_escaped_and_cut(world: World) -> None:
     tree = await world.grade("touch $'tests/\\xff \\n.py'")
     assert kinds(tree) == {("tests", "tests/\\xff \n.py")}
     assert tree.tampering[0].model_dump_json()
-
-
-async def test_long_tampering_list_is_cut(world: World) -> None:
     tree = await world.grade("for i in $(seq 120); do echo >tests/$i.py; done")
     assert len(tree.tampering) == 101
     assert tree.tampering[-1].done == "20 more paths like these"
@@ -490,7 +382,7 @@ async def test_gold_patch_does_not_reach_the_sandbox(world: World, tmp_path: Pat
     assert await world.sh(everywhere)  # so this can fail
 
 
-@pytest.mark.parametrize("name", ["a b.py", "naïve.py", 'quo"te.py', "tab\tbed.py", "new\nline.py"])
+@pytest.mark.parametrize("name", ['quo"te.py', "naïve\nta\tb.py"])
 async def test_reference_accepts_odd_file_names(tmp_path: Path, name: str) -> None:
     repo, path, content = Repo(tmp_path / "odd"), f"tests/{name}", b"x = 1\n"
     (repo.path / "tests").mkdir()
