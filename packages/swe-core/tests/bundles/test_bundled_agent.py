@@ -67,10 +67,7 @@ def test_failure_is_read_from_the_exit(exit: AgentExit, sentence: str | None) ->
 
 def test_failure_to_start_says_what_the_image_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Some, "needs", "glibc and bash")
-    assert Some().failure(ended(126)) == (
-        "Some could not be started in the sandbox (exit code 126); use an image for the architecture of this "
-        "host that has glibc and bash"
-    )
+    assert str(Some().failure(ended(126))).endswith("architecture of this host that has glibc and bash")
 
 
 def test_check_says_whether_the_bundle_is_built(tmp_path: Path) -> None:
@@ -99,23 +96,18 @@ def test_check_says_what_the_host_lacks(monkeypatch: pytest.MonkeyPatch) -> None
     assert (found.state, found.remedy) == ("missing", "Run it on another host, or choose another agent.")
 
 
-@pytest.mark.parametrize(
-    ("url", "host"),
-    [
-        ("http://127.0.0.1:4000/r/1/v1", "127.0.0.1"),
-        ("http://[::1]:4000/v1", "::1"),
-        ("https://api.example.org/v1", None),
-    ],
-)
-def test_proxy_is_bypassed_for_an_endpoint_on_loopback_only(url: str, host: str | None) -> None:
-    ctx = AgentContext(task=make_task(), prompt="", base_url=url, api_key="k", model="m", workdir="/testbed")
-    assert loopback_env(ctx) == ({} if host is None else {"NO_PROXY": host, "no_proxy": host})
+def test_proxy_is_bypassed_for_an_endpoint_on_loopback_only() -> None:
+    urls = {
+        "http://127.0.0.1:4000/r/1/v1": "127.0.0.1", "http://[::1]:4000/v1": "::1",
+        "https://api.example.org/v1": None,
+    }  # fmt: skip
+    for url, host in urls.items():
+        ctx = AgentContext(make_task(), "", url, "k", "m", "/testbed")
+        assert loopback_env(ctx) == ({} if host is None else {"NO_PROXY": host, "no_proxy": host})
 
 
 def test_tables_are_merged_key_by_key() -> None:
     base = {"a": {"b": 1, "c": [1]}, "d": 1}
-    assert merged(base, {"a": {"c": [2], "e": 3}, "d": {"f": 4}}) == {
-        "a": {"b": 1, "c": [2], "e": 3},
-        "d": {"f": 4},
-    }
+    over = {"a": {"c": [2], "e": 3}, "d": {"f": 4}}
+    assert merged(base, over) == {"a": {"b": 1, "c": [2], "e": 3}, "d": {"f": 4}}
     assert base == {"a": {"b": 1, "c": [1]}, "d": 1}
