@@ -139,12 +139,7 @@ STREAMED: list[tuple[Fault, type[EngineError], str, int]] = [
     + [(True, *case) for case in STREAMED],
 )
 async def test_provider_failure_is_one_sentence_without_key(
-    stream: bool,
-    fault: Fault,
-    kind: type[EngineError],
-    sentence: str,
-    requests: int,
-    caplog: pytest.LogCaptureFixture,
+    stream: bool, fault: Fault, kind: type[EngineError], sentence: str, requests: int, caplog: Any
 ) -> None:
     """No error and no log line has the key, which the provider quotes."""
     caplog.set_level(logging.DEBUG)
@@ -172,6 +167,8 @@ async def test_refused_connection_is_an_error() -> None:
                 await _ask(engine, False)
             with pytest.raises(EngineUnavailable, match=r"cannot be reached .*check --engine-url"):
                 await engine.check()
+    with pytest.raises(RuntimeError, match="the engine is not open"):
+        await _engine(url).check()
 
 
 @pytest.mark.parametrize(
@@ -200,27 +197,19 @@ async def test_incomplete_reply_is_accepted(stream: bool) -> None:
     assert completion.finish_reason == "tool_calls"
 
 
-@pytest.mark.parametrize(("wish", "wait"), [(7.0, 7.0), (0.0, 0.0), (-5.0, 0.0), (86_400.0, MAX_WAIT)])
-def test_retry_after_is_capped(wish: float, wait: float) -> None:
-    assert RetryAfterWait(BACKOFF)(_after(Transient("busy", wish), attempt=1)) == wait
+def test_wait_is_what_the_provider_asks_for_or_grows_with_jitter_up_to_a_cap() -> None:
+    def wait(attempt: int, *wish: float) -> float:
+        state = tenacity.RetryCallState(tenacity.AsyncRetrying(), None, (), {})
+        state.attempt_number = attempt
+        error = Transient("busy", *wish)
+        state.set_exception((type(error), error, error.__traceback__))
+        return RetryAfterWait(BACKOFF)(state)
 
-
-def test_backoff_grows_with_jitter_up_to_a_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    waits = [
-        [RetryAfterWait(BACKOFF)(_after(Transient("busy"), attempt)) for _ in range(20)]
-        for attempt in (1, 4, 20)
-    ]
-    for some, (low, high) in zip(waits, [(0.5, 1.5), (4.0, 5.0), (30.0, 31.0)], strict=True):
-        assert low <= min(some) <= max(some) <= high
-    assert len(set(waits[0])) > 10
-
-
-def _after(error: Exception, attempt: int) -> tenacity.RetryCallState:
-    state = tenacity.RetryCallState(tenacity.AsyncRetrying(), None, (), {})
-    state.attempt_number = attempt
-    state.set_exception((type(error), error, error.__traceback__))
-    return state
+    assert [wait(1, wish) for wish in (7.0, 0.0, -5.0, 86_400.0)] == [7.0, 0.0, 0.0, MAX_WAIT]
+    for attempt, low, high in ((1, 0.5, 1.5), (4, 4.0, 5.0), (20, 30.0, 31.0)):
+        waits = [wait(attempt) for _ in range(20)]
+        assert low <= min(waits) <= max(waits) <= high
+        assert len(set(waits)) > 10
 
 
 async def test_retry_after_is_waited_for() -> None:
@@ -339,14 +328,13 @@ def test_key_is_redacted_unless_it_is_too_common(
     assert said in (None, key_check("OPENAI_API_KEY").look().text)
 
 
-@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": None}])
-def test_missing_usage_is_zero(usage: Any) -> None:
-    content = json.dumps({"choices": [{"message": {"content": "x"}}], "usage": usage}).encode()
+def test_missing_usage_is_zero() -> None:
     refusals = ErrorTranslator("provider", "http://h/v1", "", "m", "KEY", None)
-    completion = parse_reply(content, {}, "http://h/v1", refusals)
-    assert completion.usage == Usage()
-    assert completion.message == {"role": "assistant", "content": "x"}
-    assert completion.finish_reason == "stop"
+    for usage in (None, {}, {"prompt_tokens": None}):
+        content = json.dumps({"choices": [{"message": {"content": "x"}}], "usage": usage}).encode()
+        completion = parse_reply(content, {}, "http://h/v1", refusals)
+        assert (completion.usage, completion.finish_reason) == (Usage(), "stop")
+        assert completion.message == {"role": "assistant", "content": "x"}
 
 
 @pytest.mark.parametrize(
@@ -372,26 +360,14 @@ async def test_budget_and_setting_bound_the_token_limit_of_the_agent(
     assert {key: value for key, value in seen.items() if key.startswith("max_")} == sent
 
 
-async def test_closed_engine_raises() -> None:
-    with pytest.raises(RuntimeError, match="the engine is not open"):
-        await _engine("http://h/v1").check()
-
-
-@pytest.mark.parametrize(
-    ("variables", "proxy"),
-    [
-        ({}, None),
-        ({"http_proxy": "http://proxy:3128"}, "http://proxy:3128"),
-        ({"http_proxy": "http://proxy:3128", "no_proxy": "inside.example"}, None),
-        ({"https_proxy": "http://proxy:3128"}, None),
-    ],
-)
-def test_proxy_comes_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], proxy: str | None
-) -> None:
+def test_proxy_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert engine_module._proxy("http://inside.example:8000/v1") == proxy
+    url, proxy = "http://inside.example:8000/v1", "http://proxy:3128"
+    assert engine_module._proxy(url) is None
+    monkeypatch.setenv("http_proxy", proxy)
+    assert engine_module._proxy(url) == proxy
+    assert engine_module._proxy(url.replace("http:", "https:")) is None
+    monkeypatch.setenv("no_proxy", "inside.example")
+    assert engine_module._proxy(url) is None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,12 +59,6 @@ def test_model_alone_names_its_provider(model: str, host: str, name: str, key: s
     assert (config.model, config.api_key_env) == (name, key)
 
 
-def test_every_provider_has_a_sound_url() -> None:
-    for provider in PROVIDERS.values():
-        assert base_url(provider.url) == provider.url
-        assert provider.url.startswith("https://") or not provider.needs_key
-
-
 def test_given_url_and_key_variable_stay() -> None:
     config = OpenAIConfig(url="http://127.0.0.1:9/v1", model="openai/gpt-oss-20b")
     assert (config.url, config.model) == ("http://127.0.0.1:9/v1", "openai/gpt-oss-20b")
@@ -96,7 +88,6 @@ def test_password_in_the_base_url_variable_is_refused_and_not_shown(monkeypatch:
     [
         ("Qwen/Qwen3-8B", "put one first, such as hf/Qwen/Qwen3-8B, or pass --engine-url URL"),
         ("antropic/claude", "did you mean 'anthropic/claude'?"),
-        ("together_ai/llama", "did you mean 'together/llama'?"),
         ("vllm/Qwen/Qwen3-8B", "pass --engine vllm --engine-url URL --model Qwen/Qwen3-8B"),
         ("anthropic/", "no name of a model follows"),
         ("/gpt", "there are openai"),
@@ -110,26 +101,21 @@ def test_unknown_provider_is_an_error_with_a_suggestion(model: str, hint: str) -
 
 
 def test_wrong_setting_is_still_an_error() -> None:
-    with pytest.raises(ValidationError, match="timeout"):
-        OpenAIConfig(model="gpt-5.5", timeout=-1)
-    with pytest.raises(ValidationError, match="valid string"):
-        OpenAIConfig.model_validate({"model": 4})
+    for wrong in ({"model": "gpt-5.5", "timeout": -1}, {"model": 4}):
+        with pytest.raises(ValidationError, match=r"timeout|valid string"):
+            OpenAIConfig.model_validate(wrong)
 
 
-@pytest.mark.parametrize(
-    ("model", "variable", "hint"),
-    [("gpt-5.5", "OPENAI_API_KEY", "another provider"), ("anthropic/claude", "ANTHROPIC_API_KEY", "")],
-)
-def test_missing_key_is_one_sentence_with_the_variable(model: str, variable: str, hint: str) -> None:
-    with pytest.raises(ConfigError, match=f"needs a key: put it into .*'{variable}'") as caught:
-        OpenAIEngine(OpenAIConfig(model=model))
-    assert hint in str(caught.value)
-
-
-def test_local_provider_needs_no_key_and_gets_none_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_key_is_one_sentence_with_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for model, name in (
+        ("gpt-5.5", "'OPENAI_API_KEY'.* another provider"),
+        ("anthropic/c", "'ANTHROPIC_API_KEY'"),
+    ):
+        with pytest.raises(ConfigError, match=f"needs a key: put it into .*{name}"):
+            OpenAIEngine(OpenAIConfig(model=model))
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-openai-0123456789")
-    engine = OpenAIEngine(OpenAIConfig(model="ollama/qwen3:8b"))
-    assert engine._key is None
+    local = OpenAIEngine(OpenAIConfig(model="ollama/qwen3:8b"))
+    assert local._key is None, "a local provider needs none, and gets none of another"
 
 
 @pytest.mark.anyio
@@ -197,23 +183,33 @@ def planned(*sets: str, **run: Any) -> Settings:
     return plan_run(settings, load_plugins(settings.run)).settings
 
 
-def test_run_records_the_endpoint_that_it_found() -> None:
-    first = planned(model="anthropic/claude")
-    assert (first.run.model, first.run.engine_url) == ("claude", "https://api.anthropic.com/v1")
-    assert first.engine == {"openai": {"api_key_env": "ANTHROPIC_API_KEY"}}
-    settings = load_settings(recorded=first.model_dump(mode="json"))
-    assert plan_run(settings, load_plugins(settings.run)).settings.model_dump() == first.model_dump()
-
-
-def test_run_resumes_at_the_url_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("model", "url", "section"),
+    [
+        (
+            "anthropic/claude",
+            "https://api.anthropic.com/v1",
+            {"api_key_env": "ANTHROPIC_API_KEY", "timeout": 5},
+        ),
+        ("claude", "http://127.0.0.1:9/v1", {"timeout": 5}),
+    ],
+)
+def test_run_records_the_endpoint_and_resumes_there(
+    monkeypatch: pytest.MonkeyPatch, model: str, url: str, section: dict[str, Any]
+) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
-    first = planned("engine.openai.timeout=5", model="m")
-    assert (first.run.engine_url, first.engine) == ("http://127.0.0.1:9/v1", {"openai": {"timeout": 5}})
+    first = planned("engine.openai.timeout=5", model=model)
+    assert (first.run.model, first.run.engine_url, first.engine) == (
+        "claude",
+        url,
+        {"openai": {"timeout": 5, **section}},
+    )
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:8/v1")
     settings = load_settings(recorded=first.model_dump(mode="json"))
     plan = plan_run(settings, load_plugins(settings.run))
+    assert plan.settings.model_dump() == first.model_dump()
     assert isinstance(plan.model_side, ResolvedComponent)
-    assert plan.model_side.config.model_dump()["url"] == "http://127.0.0.1:9/v1"
+    assert plan.model_side.config.model_dump()["url"] == url
 
 
 def test_model_chooses_the_engine_over_the_recording_of_the_tasks() -> None:
@@ -221,8 +217,7 @@ def test_model_chooses_the_engine_over_the_recording_of_the_tasks() -> None:
     assert planned(model="gpt-5.5").run.engine_url == "https://api.openai.com/v1"
 
 
-def test_guide_lists_every_provider() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "running.md").read_text()
-    rows = re.findall(r"^\| (.*?) \| .*? \| `?(\w+)`? \|$", page.partition("### Providers")[2], re.M)
-    listed = {name: key for models, key in rows for name in re.findall(r"`(\w+)/NAME`", models)}
-    assert listed == {name: one.key if one.needs_key else "none" for name, one in PROVIDERS.items()}
+def test_every_provider_has_a_sound_url() -> None:
+    for provider in PROVIDERS.values():
+        assert base_url(provider.url) == provider.url
+        assert provider.url.startswith("https://") or not provider.needs_key

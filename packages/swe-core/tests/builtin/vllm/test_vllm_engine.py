@@ -138,27 +138,14 @@ async def test_host_settings_override_sampling_of_the_agent(qwen: Qwen) -> None:
     async with qwen.server("ok") as server:
         async with make_engine(server.url, temperature=0.5, top_k=20) as engine:
             await ask(engine, temperature=0.0, top_p=0.1, seed=1, frequency_penalty=2, stop="END")
-            await ask(engine, temperature=0.0, top_p=0.1, seed=1)
-    one, two = (asked.body for asked in server.requests)
-    del one["prompt"], two["prompt"]
-    assert one.pop("stop") == ["END"]
-    assert one == two
-    assert one == {
-        "model": "scripted",
-        "temperature": 0.5,
-        "top_p": 1.0,
-        "top_k": 20,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "stop_token_ids": sorted(qwen.renderer.stop_ids),
-        "logprobs": 0,
-        "return_token_ids": True,
-        "stream": True,
-        "stream_interval": 8,
-        "max_tokens": 32768 - len(qwen.renderer.render(HELLO, None)),
-    }
+    body = server.requests[0].body
+    assert body.pop("prompt") == qwen.renderer.render(HELLO, None)
+    assert body == {
+        "model": "scripted", "temperature": 0.5, "top_p": 1.0, "top_k": 20, "min_p": 0.0,
+        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "stop": ["END"],
+        "stop_token_ids": sorted(qwen.renderer.stop_ids), "logprobs": 0, "return_token_ids": True,
+        "stream": True, "stream_interval": 8, "max_tokens": 32768 - len(qwen.renderer.render(HELLO, None)),
+    }  # fmt: skip
     assert server.requests[0].headers["Authorization"] == f"Bearer {KEY}"
 
 
@@ -262,13 +249,12 @@ async def test_no_failure_loses_or_repeats_a_token(
         assert len(asked.prompt) + asked.body["max_tokens"] == start + server.requests[0].body["max_tokens"]
 
 
-@pytest.mark.parametrize(("fault", "stream"), [("500", True), ("error-in-reply", False), ("empty", True)])
-async def test_transient_server_failure_is_retried(qwen: Qwen, fault: VLLMFault, stream: bool) -> None:
+@pytest.mark.parametrize("fault", ["error-in-reply", "empty"])
+async def test_transient_server_failure_is_retried(qwen: Qwen, fault: VLLMFault) -> None:
     async with qwen.server("fine", faults=[fault, fault]) as server, make_engine(server.url) as engine:
-        completion, ear = await ask(engine, stream=stream)
+        completion, _ = await ask(engine)
     assert completion.message["content"] == "fine"
     assert len(server.requests) == 3
-    assert ear.text() == ("fine" if stream else "")
 
 
 @pytest.mark.parametrize(
@@ -309,45 +295,38 @@ async def test_garbage_event_keeps_what_was_sampled(qwen: Qwen) -> None:
     assert request.progress.sampled.completion_ids.tolist() == server.requests[0].sent
 
 
-@pytest.mark.parametrize("fault", ["no-logprobs", "null-logprobs"])
-async def test_missing_logprobs_are_nan(qwen: Qwen, fault: VLLMFault) -> None:
-    async with qwen.server("fine text", faults=[fault]) as server, make_engine(server.url) as engine:
-        completion, _ = await ask(engine)
-        assert engine.unfit is None
-    turn = sampled_of(completion)
-    assert len(turn.logprobs) > 1
-    assert all(map(math.isnan, turn.logprobs.tolist()))
-
-
-async def test_missing_logprobs_beyond_the_limit_make_engine_unfit(qwen: Qwen) -> None:
-    faults: list[VLLMFault] = ["ok", "null-logprobs"]
+async def test_missing_logprobs_are_nan_and_beyond_the_limit_make_engine_unfit(qwen: Qwen) -> None:
+    faults: list[VLLMFault] = ["ok", "no-logprobs", "null-logprobs"]
     async with qwen.server([7] * 63 + [qwen.stop], faults=faults) as server:
-        async with make_engine(server.url, max_missing_logprobs=0.4) as engine:
+        async with make_engine(server.url, max_missing_logprobs=0.6) as engine:
             await ask(engine)
-            with pytest.raises(EngineProtocolError, match="no log-probability for 64 of 128 sampled tokens"):
+            completion, _ = await ask(engine)
+            assert all(map(math.isnan, sampled_of(completion).logprobs.tolist()))
+            assert engine.unfit is None
+            with pytest.raises(EngineProtocolError, match="no log-probability for 128 of 192 sampled tokens"):
                 await ask(engine)
             assert engine.unfit is not None
             assert "engine.vllm.max_missing_logprobs" in engine.unfit
-        server._faults = iter(faults)
-        async with make_engine(server.url, max_missing_logprobs=0.5) as engine:
-            await ask(engine)
-            await ask(engine)
-            assert engine.unfit is None
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_cancelled_call_aborts_request_and_keeps_tokens(qwen: Qwen, stream: bool) -> None:
-    async with qwen.server("many tokens in here", then="stall", after=4) as server:
+@pytest.mark.parametrize(("stream", "after"), [(False, 4), (True, 4), (False, 0)])
+async def test_cancelled_call_aborts_request_and_keeps_tokens(qwen: Qwen, stream: bool, after: int) -> None:
+    then: VLLMFault = "stall" if after else "hang"
+    async with qwen.server("many tokens in here", then=then, after=after) as server:
         async with make_engine(server.url) as engine:
+            await engine.check()
             request = chat()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(engine.complete, request, session(), Ear() if stream else None)
-                await heard_by(request)(4)
+                while not server.requests:
+                    await anyio.lowlevel.checkpoint()
+                await (heard_by(request)(after) if after else server.requests[0].begun.wait())
                 tasks.cancel_scope.cancel()
             with anyio.fail_after(120):
                 await server.requests[0].finished.wait()
     assert server.requests[0].disconnected
-    assert request.progress.sampled.completion_ids.tolist() == server.requests[0].sent
+    sampled = request.progress.sampled
+    assert (sampled.completion_ids.tolist() if sampled else []) == server.requests[0].sent
 
 
 async def test_token_of_uncertain_version_carries_the_older(qwen: Qwen) -> None:
@@ -424,18 +403,6 @@ def test_malformed_event_is_an_error(chunk: Chunk, event: bytes, why: str) -> No
         replies.add(chunk, event, None)
 
 
-async def test_reply_in_one_piece_keeps_its_version(qwen: Qwen) -> None:
-    def while_it_is_sampled(prompt: Any) -> list[int]:
-        engine.set_policy_version(5)
-        return [*qwen.encode("text"), qwen.stop]
-
-    async with qwen.server(while_it_is_sampled, piece=64) as server, make_engine(server.url) as engine:
-        during, _ = await ask(engine)
-        after, _ = await ask(engine)
-    assert set(sampled_of(during).versions.tolist()) == {0}
-    assert set(sampled_of(after).versions.tolist()) == {5}
-
-
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -501,10 +468,9 @@ async def test_rollouts_are_isolated_and_freed_at_their_end(qwen: Qwen) -> None:
         first, _ = await ask(engine, rollout="a")
         history = [*HELLO, said(first), {"role": "user", "content": "more"}]
         other, _ = await ask(engine, history, rollout="b")
-        assert sampled_of(other).cause == "start"
         await engine.end(session("a"))
         again, _ = await ask(engine, history, rollout="a")
-        assert sampled_of(again).cause == "start"
+        assert sampled_of(other).cause == sampled_of(again).cause == "start"
         await engine.end(session("never seen"))
 
 
@@ -514,17 +480,9 @@ def chooses(url: str, *others: str) -> str:
     return next(name for name in ids if max((url, *others), key=partial(_rank, name)) == url)
 
 
-async def test_rollouts_spread_over_servers_and_stay(qwen: Qwen) -> None:
-    async with qwen.server("a") as one, qwen.server("b") as two:
-        async with make_engine(one.url + ", " + two.url + "/v1") as engine:
-            for rollout in ("first", "second", "first", "second"):
-                await ask(engine, rollout=rollout)
-            assert (len(one.requests), len(two.requests)) == (2, 2)
-
-
 async def test_rollout_leaves_failed_server(qwen: Qwen) -> None:
     async with qwen.server(then="500") as bad, qwen.server("from the other") as good:
-        async with make_engine(bad.url, good.url) as engine:
+        async with make_engine(bad.url + ", " + good.url + "/v1") as engine:
             first = chooses(bad.url, good.url)
             completion, _ = await ask(engine, rollout=first)
             assert completion.message["content"] == "from the other"
@@ -586,20 +544,6 @@ async def test_silent_server_times_out(qwen: Qwen) -> None:
         async with make_engine(server.url, timeout=0.3, max_retries=1) as engine:
             with pytest.raises(EngineUnavailable, match=r"sent nothing in time \(tried 2 times\)"):
                 await ask(engine)
-
-
-async def test_cancelled_call_without_tokens_aborts_request(qwen: Qwen) -> None:
-    async with qwen.server(then="hang") as server, make_engine(server.url) as engine:
-        await engine.check()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask, engine)
-            while not server.requests:
-                await anyio.lowlevel.checkpoint()
-            await server.requests[0].begun.wait()
-            tasks.cancel_scope.cancel()
-        with anyio.fail_after(120):
-            await server.requests[0].finished.wait()
-        assert server.requests[0].disconnected
 
 
 async def test_long_prompt_is_sent_and_compared(qwen: Qwen) -> None:
