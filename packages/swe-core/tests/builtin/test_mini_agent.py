@@ -6,7 +6,6 @@ import ast
 import importlib.resources
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,14 +13,14 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swe_core.api.agent import AgentContext, AgentEvent, AgentExit
 from swe_core.builtin.mini import MiniConfig, swe_agents
 from swe_core.builtin.mini.spec import Mini
 from swe_core.rollout.recording import RecordedReply
-from swe_testing.provider import ScriptedProvider, call_tool, refusing_url, say
+from swe_testing.provider import ScriptedProvider, call_tool, say
 from swe_testing.records import make_task
 from swe_testing.waiting import until
 
@@ -63,11 +62,6 @@ async def run_mini(tmp_path: Path, url: str, prompt: str = "fix it", **config: A
     return Ran(agent, done)
 
 
-def raw_call(function: Any, call_id: str = "c1") -> RecordedReply:
-    call = {"id": call_id, "type": "function", "function": function}
-    return RecordedReply(message={"role": "assistant", "content": None, "tool_calls": [call]})
-
-
 async def test_mini_runs_commands_and_exits(tmp_path: Path) -> None:
     command = "echo changed >file; pwd; echo err >&2; exit 3"
     replies = [call_tool("bash", {"command": command}), say("Done.", reasoning_content="It is done.")]
@@ -97,60 +91,51 @@ async def test_mini_runs_commands_and_exits(tmp_path: Path) -> None:
     assert answer == {"role": "tool", "tool_call_id": "call_1", "content": result}
 
 
+FUNCTIONS: list[tuple[Any, str]] = [
+    ({"name": "bash", "arguments": '{"command": "echo 1"}'}, "exit code: 0\n1\n"),
+    ({"name": "bash", "arguments": {"command": "echo hi"}}, "exit code: 0\nhi\n"),
+    ({"name": "bash", "arguments": '{"command": "env | grep -c SWE_MINI_; cat; echo end"}'},
+     "exit code: 0\n0\nend\n"),  # it hides its settings and stdin
+    ({"name": "python", "arguments": "{}"}, "error: there is no tool 'python'"),
+    ({"name": "bash", "arguments": '{"command": "echo'}, "error: the arguments must be a JSON object"),
+    ({"name": "bash", "arguments": '{"command": 7}'}, "error: the arguments must be a JSON object"),
+    ({"name": "bash", "arguments": "[]"}, "error: the arguments must be a JSON object"),
+    ({"name": "bash", "arguments": None}, "error: the arguments must be a JSON object"),
+    ({"name": "bash"}, "error: the arguments must be a JSON object"),
+    ({}, "error: there is no tool 'None'"),
+    (None, "error: there is no tool 'None'"),
+    ({"name": "bash", "arguments": '{"command": "a\\u0000b"}'}, "error: the command could not be started"),
+]  # fmt: skip
+
+
 async def test_mini_answers_all_calls_of_a_reply(tmp_path: Path) -> None:
-    functions = [{"name": "bash", "arguments": json.dumps({"command": f"echo {i}"})} for i in range(3)]
-    calls = [{"id": f"c{i}", "type": "function", "function": f} for i, f in enumerate(functions)]
-    reply = RecordedReply(message={"role": "assistant", "content": "Three.", "tool_calls": calls})
+    calls = [{"id": f"c{i}", "type": "function", "function": made} for i, (made, _) in enumerate(FUNCTIONS)]
+    reply = RecordedReply(message={"role": "assistant", "content": "Many.", "tool_calls": calls})
     async with ScriptedProvider([reply, say("ok")]) as provider:
         ran = await run_mini(tmp_path, provider.url)
-    answers = [m for m in provider.requests[1].body["messages"] if m["role"] == "tool"]
-    assert [(m["tool_call_id"], m["content"]) for m in answers] == [
-        (f"c{i}", f"exit code: 0\n{i}\n") for i in range(3)
-    ]
-    assert ran.texts("text") == ["Three.", "ok"]
-
-
-@pytest.mark.parametrize(
-    ("function", "answer"),
-    [
-        ({"name": "python", "arguments": "{}"}, "error: there is no tool 'python'"),
-        ({"name": "bash", "arguments": '{"command": "echo'}, "error: the arguments must be a JSON object"),
-        ({"name": "bash", "arguments": '{"cmd": "ls"}'}, "error: the arguments must be a JSON object"),
-        ({"name": "bash", "arguments": '{"command": 7}'}, "error: the arguments must be a JSON object"),
-        ({"name": "bash", "arguments": "[]"}, "error: the arguments must be a JSON object"),
-        ({"name": "bash", "arguments": None}, "error: the arguments must be a JSON object"),
-        ({"name": "bash"}, "error: the arguments must be a JSON object"),
-        ({}, "error: there is no tool 'None'"),
-        (None, "error: there is no tool 'None'"),
-        (
-            {"name": "bash", "arguments": '{"command": "a\\u0000b"}'},
-            "error: the command could not be started",
-        ),
-        ({"name": "bash", "arguments": {"command": "echo hi"}}, "exit code: 0\nhi\n"),
-    ],
-)
-async def test_mini_answers_malformed_calls(tmp_path: Path, function: Any, answer: str) -> None:
-    async with ScriptedProvider([raw_call(function), say("I see.")]) as provider:
-        ran = await run_mini(tmp_path, provider.url)
     assert ran.exit_code == 0
-    assert provider.requests[1].body["messages"][-1]["content"].startswith(answer)
-    assert ran.texts("tool_result")[0].startswith(answer)
+    assert ran.texts("text") == ["Many.", "ok"]
+    answers = [m for m in provider.requests[1].body["messages"] if m["role"] == "tool"]
+    assert [answer["tool_call_id"] for answer in answers] == [f"c{i}" for i in range(len(FUNCTIONS))]
+    for (function, said), answer, told in zip(FUNCTIONS, answers, ran.texts("tool_result"), strict=True):
+        assert answer["content"] == told, function
+        assert told.startswith(said), function
 
 
-async def test_mini_hides_its_settings_and_stdin_from_commands(tmp_path: Path) -> None:
-    command = "env | grep -c SWE_MINI_; cat; echo end"
-    async with ScriptedProvider([call_tool("bash", {"command": command}), say("ok")]) as provider:
-        ran = await run_mini(tmp_path, provider.url)
-    assert ran.texts("tool_result") == ["exit code: 0\n0\nend\n"]
-
-
-async def test_mini_kills_hanging_command_with_its_children(tmp_path: Path) -> None:
-    command = "echo started; sleep 600 & echo $! >pid; sleep 600"
-    async with ScriptedProvider([call_tool("bash", {"command": command}), say("ok")]) as provider:
-        ran = await run_mini(tmp_path, provider.url, command_timeout=3)
-    assert ran.texts("tool_result") == ["killed: it did not end within 3 s\nstarted\n"]
+async def test_mini_kills_hanging_command_with_its_children_but_does_not_wait_for_others(
+    tmp_path: Path,
+) -> None:
+    commands = ["sleep 600 & echo $!", "echo started; sleep 600 & echo $! >pid; sleep 600"]
+    replies = [*(call_tool("bash", {"command": command}) for command in commands), say("ok")]
+    async with ScriptedProvider(replies) as provider:
+        ran = await run_mini(tmp_path, provider.url, command_timeout=1.5)
+    left, killed = ran.texts("tool_result")
+    assert killed == "killed: it did not end within 1.5 s\nstarted\n"
     pid = int((tmp_path / "work" / "pid").read_text())
     await until(lambda: not is_alive(pid))  # it is not a child of this process
+    code, pid_left = left.splitlines()
+    assert code == "exit code: 0"
+    os.kill(int(pid_left), 9)  # it was left running, as the command wanted
 
 
 def is_alive(pid: int) -> bool:
@@ -162,24 +147,14 @@ def is_alive(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
-async def test_mini_does_not_wait_for_background_processes(tmp_path: Path) -> None:
-    command = "sleep 600 & echo $!"
-    async with ScriptedProvider([call_tool("bash", {"command": command}), say("ok")]) as provider:
-        with anyio.fail_after(120):
-            ran = await run_mini(tmp_path, provider.url)
-    code, pid = ran.texts("tool_result")[0].splitlines()
-    assert code == "exit code: 0"
-    os.kill(int(pid), 9)  # it was left running, as the command wanted
-
-
 async def test_mini_cuts_long_output_in_the_middle(tmp_path: Path) -> None:
-    command = "echo first; yes | head -c 50000000; echo last; kill -9 $$"
+    command = "echo first; yes | head -c 5000000; echo last; kill -9 $$"
     async with ScriptedProvider([call_tool("bash", {"command": command}), say("ok")]) as provider:
         ran = await run_mini(tmp_path, provider.url, output_chars=1000)
     result = ran.texts("tool_result")[0]
     assert result.startswith("exit code: 137\nfirst\ny\n")
     assert result.endswith("y\nlast\n")
-    assert "\n[... 49999011 bytes left out ...]\n" in result
+    assert "\n[... 4999011 bytes left out ...]\n" in result
     assert len(result) < 1100
 
 
@@ -194,15 +169,10 @@ async def test_mini_stops_after_max_turns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("400", "the endpoint answered HTTP 400: "),
-        ("401", "the endpoint answered HTTP 401: "),
-        ("429", "the endpoint answered HTTP 429: "),
         ("500", "the endpoint answered HTTP 500: "),
         ("html", "the endpoint answered "),
         ("drop", "the endpoint cannot be reached: "),
         ("not-json", "the endpoint answered no completion: "),
-        ("no-choices", "the endpoint answered no completion: "),
-        ("error-in-reply", "the endpoint answered no completion: "),
     ],
 )
 async def test_mini_exits_on_endpoint_failure(tmp_path: Path, fault: Any, said: str) -> None:
@@ -217,19 +187,6 @@ async def test_mini_exits_on_endpoint_failure(tmp_path: Path, fault: Any, said: 
     assert ran.failure == f"the agent 'mini' ended with an error: {error.text}"
 
 
-async def test_mini_exits_on_refused_connection(tmp_path: Path) -> None:
-    with refusing_url() as url:
-        ran = await run_mini(tmp_path, url)
-    assert ran.exit_code == 1
-    assert re.search("the endpoint cannot be reached: .*Connection refused", ran.failure or "")
-
-
-async def test_mini_exits_on_reply_of_nulls(tmp_path: Path) -> None:
-    async with ScriptedProvider([say("x", tool_calls=None)], then="null-content") as provider:
-        ran = await run_mini(tmp_path, provider.url)
-    assert (ran.exit_code, ran.events) == (0, [])
-
-
 def test_mini_is_one_file_for_python_3_8() -> None:
     source = importlib.resources.files("swe_core.builtin.mini").joinpath("mini_agent.py").read_text()
     tree = ast.parse(source, feature_version=(3, 8))
@@ -242,27 +199,17 @@ def test_mini_is_one_file_for_python_3_8() -> None:
 
 
 @given(st.one_of(st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps)))
+@example('{"kind": "shout", "text": "x"}')
+@example('{"kind": "text", "text": 1}')
+@example('{"kind": [], "text": "x"}')
 def test_mini_parses_unknown_lines_as_info(line: str) -> None:
     events = Mini(MiniConfig()).parse_event(line)
-    assert [event.kind for event in events] == (["info"] if line.strip() else [])
-
-
-@pytest.mark.parametrize(
-    "event", [{"kind": "shout", "text": "x"}, {"kind": "text", "text": 1}, {"kind": [], "text": "x"}, {}, 1]
-)
-def test_mini_parses_malformed_events_as_info(event: Any) -> None:
-    (parsed,) = Mini(MiniConfig()).parse_event(json.dumps(event))
-    assert parsed == AgentEvent(kind="info", text=json.dumps(event))
-
-
-def test_mini_reports_missing_python() -> None:
-    ended = AgentExit(127, None, "")
-    assert Mini(MiniConfig()).failure(ended) == (
-        "the agent 'mini' could not start: the sandbox has no python3"
-    )
+    assert list(events) == ([AgentEvent(kind="info", text=line)] if line.strip() else [])
 
 
 def test_mini_is_registered() -> None:
     (component,) = swe_agents()
     agent = component.create(component.config())
     assert (component.name, agent.name, agent.dialect) == ("mini", "mini", "chat")
+    ended = AgentExit(127, None, "")
+    assert agent.failure(ended) == "the agent 'mini' could not start: the sandbox has no python3"

@@ -48,6 +48,7 @@ def lines(lock: str) -> list[str]:
     return lock.replace(" \\\n   ", "").splitlines(keepends=True)
 
 
+@pytest.mark.slow
 def test_lock_has_what_the_package_needs(index: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     main(["pin", "pypi:tiny==1.0", "--python", VERSION])
     assert lines(capsys.readouterr().out) == [index["small"], index["tiny"]]

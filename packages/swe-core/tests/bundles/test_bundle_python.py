@@ -137,7 +137,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     ("pinned", "says"),
     [
         (f"tiny==1.0 --hash=sha256:{'0' * 64}", r"pip cannot fetch the packages of the agent 'some': .*HASH"),
-        ("tiny==1.0", r"agent 'some': .*--require-hashes mode"),
+        pytest.param("tiny==1.0", r"agent 'some': .*--require-hashes mode", marks=pytest.mark.slow),
         ("huge==1.0 {hash}", r"requirement huge==1\.0 .*; connect this host to the package index"),
     ],
 )
@@ -148,6 +148,7 @@ def test_wheel_unlike_its_lock_is_refused(quick: Path, pinned: str, says: str) -
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_index_that_cannot_be_reached_is_one_sentence(
     quick: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,15 +27,6 @@ def of(repo: str) -> dict[str, str]:
     return {"repo": repo, "instance_id": f"{repo.replace('/', '__')}-1"}
 
 
-def test_families_may_be_mixed_in_a_file(tmp_path: Path) -> None:
-    rows = [row(family) if family == "r2e" else row(family, instance_id=row(family)["instance_id"] + family)
-            for family in ROWS]  # fmt: skip
-    assert [task.log_parser for task in load(tmp_path, *rows)] == [
-        "pytest", "pytest", "pytest", "swebench:parse_log_gotest", "swebench:parse_log_sympy", "pytest",
-        "r2e",
-    ]  # fmt: skip
-
-
 def test_swe_bench_row_becomes_a_task(tmp_path: Path) -> None:
     (task,) = load(tmp_path, row("bench"))
     assert task.image == "swebench/sweb.eval.x86_64.psf_1776_requests-1:latest"
@@ -56,20 +47,16 @@ def test_every_repository_has_command_and_reader(
         assert (task.log_parser == "pytest") is ("pytest" in task.test_command or "tox" in task.test_command)
 
 
-@pytest.mark.parametrize(
-    ("repo", "version", "command"),
-    [
-        ("astropy/astropy", "1.3", "pytest -rA -vv -o console_output_style=classic --tb=no"),
-        ("astropy/astropy", "3.0", "pytest -rA"),
-        ("django/django", "1.9", "./tests/runtests.py --verbosity 2"),
-        ("django/django", "4.2", "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1"),
-    ],
-)
-def test_swe_bench_command_may_depend_on_the_version(
-    tmp_path: Path, repo: str, version: str, command: str
-) -> None:
-    (task,) = load(tmp_path, row("bench", **of(repo), version=version))
-    assert task.test_command == command
+def test_swe_bench_command_may_depend_on_the_version(tmp_path: Path) -> None:
+    commands = {
+        ("astropy/astropy", "1.3"): "pytest -rA -vv -o console_output_style=classic --tb=no",
+        ("astropy/astropy", "3.0"): "pytest -rA",
+        ("django/django", "1.9"): "./tests/runtests.py --verbosity 2",
+        ("django/django", "4.2"): "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1",
+    }
+    for (repo, version), command in commands.items():
+        (task,) = load(tmp_path, row("bench", **of(repo), version=version))
+        assert task.test_command == command
 
 
 def test_django_runs_modules_in_its_locale(tmp_path: Path) -> None:
