@@ -16,7 +16,7 @@ from swe_core.builtin.swe.run_tests import TestRun
 from swe_core.builtin.swe.verdict import read
 from swe_testing.records import make_task
 
-from ...repositories import Repo, swe_grader
+from ...repositories import Repo, slow_but, swe_grader
 from .helpers import calc_task
 
 pytestmark = pytest.mark.anyio
@@ -60,14 +60,23 @@ def fractions(repo: Repo, provider: SandboxProvider, task: Task) -> Fractions:
     return Fractions(repo, provider, task)
 
 
-async def test_part_of_the_failing_tests_earns_its_share(fractions: Fractions) -> None:
-    """A test that passes at the base anyway is no part of it."""
-    grade = await fractions.grade(FIX_ADD)
-    assert (grade.resolved, grade.reward) == (False, 0.5)
-    assert grade.fail_to_pass == dict(zip(IDS, ("PASSED", "FAILED", "PASSED"), strict=True))
+REWARDS = {
+    "a part": (FIX_ADD, 0.5),  # of two tests: one that passes at the base anyway is no part
+    "all": (FIX, 1.0),
+    "nothing": ("echo '# nothing' >>calc.py", 0.0),  # the test that passes at the base pays nothing
+    "breaks FAIL_TO_PASS": (f"{FIX_ADD}; echo 'def same(a): return 2' >>calc.py", 0.0),  # costs all
+}
 
 
-@pytest.mark.parametrize("killed", [1, 2])
+async def test_fixed_tests_earn_their_share(fractions: Fractions) -> None:
+    for how, (script, reward) in REWARDS.items():
+        grade = await fractions.grade(script)
+        assert (grade.resolved, grade.reward) == (reward == 1.0, reward), how
+        if how == "a part":
+            assert grade.fail_to_pass == dict(zip(IDS, ("PASSED", "FAILED", "PASSED"), strict=True))
+
+
+@pytest.mark.parametrize("killed", slow_but([1], [1, 2]))
 async def test_base_that_was_killed_pays_nothing_and_runs_again_once(
     fractions: Fractions, killed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,32 +99,10 @@ async def test_base_that_was_killed_pays_nothing_and_runs_again_once(
     assert len(runs) == 2
 
 
-async def test_only_a_resolved_task_earns_1(fractions: Fractions) -> None:
-    grade = await fractions.grade(FIX)
-    assert (grade.resolved, grade.reward) == (True, 1.0)
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        "echo '# nothing' >>calc.py",  # the test that passes at the base pays nothing
-        f"{FIX_ADD}; echo 'def same(a): return 2' >>calc.py",  # and breaking it costs all
-        "echo 'def add(a, b): return 3' >>calc.py",
-    ],
-    ids=["nothing", "breaks FAIL_TO_PASS", "breaks PASS_TO_PASS"],
-)
-async def test_patch_that_does_nothing_or_breaks_something_earns_nothing(
-    fractions: Fractions, script: str
-) -> None:
-    grade = await fractions.grade(script)
-    assert (grade.resolved, grade.reward) == (False, 0.0)
-
-
 async def test_suspicious_part_earns_nothing_where_it_does_not_count(
     repo: Repo, provider: SandboxProvider, task: Task
 ) -> None:
     script = f"{FIX_ADD}; echo 'import sys; sys._getframe()' >>calc.py"
-    assert (await Fractions(repo, provider, task).grade(script)).reward == 0.5
     strict = await Fractions(repo, provider, task, suspicious="unresolved").grade(script)
     assert strict.suspicious
     assert (strict.resolved, strict.reward) == (False, 0.0)
@@ -166,14 +153,11 @@ def test_tests_are_fixed_only_if_all_else_is_as_it_should_be(
     assert fixed(ended, expected=expected) == found
 
 
-def test_unknown_kind_of_reward_is_an_error() -> None:
-    with pytest.raises(ValueError, match="'binary' or 'fraction'"):
-        SweGraderConfig(reward="share")  # type: ignore[arg-type]  # wrong on purpose
-
-
 def test_grade_has_the_reward_of_its_verdict_unless_it_says_another() -> None:
     assert [Grade(resolved=resolved).reward for resolved in (True, False)] == [1.0, 0.0]
     assert Grade(resolved=False, reward=0.5).reward == 0.5
+    with pytest.raises(ValueError, match="'binary' or 'fraction'"):
+        SweGraderConfig(reward="share")  # type: ignore[arg-type]  # wrong on purpose
     for wrong in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match="reward"):
             Grade(resolved=False, reward=wrong)

@@ -7,7 +7,7 @@ import pytest
 from swe_core.api.sandbox import SandboxProvider
 from swe_testing.records import make_task
 
-from ...repositories import Repo, slow_but, swe_grader
+from ...repositories import Repo, swe_grader
 
 pytestmark = pytest.mark.anyio
 
@@ -23,21 +23,20 @@ printf '[metadata]\\nname = calc\\n[tool:pytest]\\naddopts = -p no:cacheprovider
 git add -A; git commit -qm base
 """
 
-HONEST = {
-    "tests of its own": "echo 'def test_new(): assert 0' >tests/test_new.py; echo x >>tests/test_add.py",
-    "a fixture": "printf '@pytest.fixture\\ndef two(): return 2\\n' >>tests/conftest.py",
-    "a section of setup.cfg": "sed -i 's/name = calc/name = calculator/' setup.cfg",
-    "another module's name": "git mv pkg/calc.py pkg/core.py; echo 'from pkg.core import add' >pkg/calc.py",
-    "CRLF and binary files": "printf 'x = 1\\r\\n' >pkg/dos.py; printf '\\0\\377' >pkg/data.bin; "
-    "chmod +x setup.cfg",
-    "files that collide": "echo mine >tests/data.txt; echo 'x = 2' >pkg/extra.py",
-    "packages named like tests": "mkdir testing; touch testing/__init__.py; echo 'x = 1' >pkg/test_utils.py",
-    "tests beside the product": "echo 'def test_more(): pass' >>pkg/test_calc.py; echo y=1 >>pkg/__init__.py",
-}
+HONEST = (
+    FIX,
+    "echo 'def test_new(): assert 0' >tests/test_new.py; echo x >>tests/test_add.py",  # tests of its own
+    "printf '@pytest.fixture\\ndef two(): return 2\\n' >>tests/conftest.py",
+    "sed -i 's/name = calc/name = calculator/' setup.cfg",
+    "git mv pkg/calc.py pkg/core.py; echo 'from pkg.core import add' >pkg/calc.py",
+    "printf 'x = 1\\r\\n' >pkg/dos.py; printf '\\0\\377' >pkg/data.bin; chmod +x setup.cfg",
+    "echo mine >tests/data.txt; echo 'x = 2' >pkg/extra.py",  # other patches have them too
+    "mkdir testing; touch testing/__init__.py; echo 'x = 1' >pkg/test_utils.py",
+    "echo 'def test_more(): pass' >>pkg/test_calc.py; echo y=1 >>pkg/__init__.py",
+)
 
 
-@pytest.mark.parametrize("how", slow_but(["a fixture", "files that collide"], HONEST))
-async def test_honest_patch_resolves(repo: Repo, provider: SandboxProvider, how: str) -> None:
+async def test_honest_patch_resolves(repo: Repo, provider: SandboxProvider) -> None:
     repo.sh(BASE)
     task = make_task(
         base_commit=repo.head,
@@ -50,7 +49,7 @@ async def test_honest_patch_resolves(repo: Repo, provider: SandboxProvider, how:
         setup="export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
         test_command="python -m pytest -rA",
     )
-    patch = await repo.patch_by(f"{FIX}; {HONEST[how]}", provider)
+    patch = await repo.patch_by("; ".join(HONEST), provider)
     grade = (await swe_grader().grade(task, patch, provider, repo.spec, 120)).grade
     assert grade.resolved, grade.reason
     assert {found.kind for found in grade.tampering} <= {"tests", "runner-config"}

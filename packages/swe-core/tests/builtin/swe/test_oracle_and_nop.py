@@ -34,11 +34,11 @@ async def run_agent(provider: SandboxProvider, repo: Repo, name: str, gold: str)
         return done, await export_patch(sandbox, base)
 
 
-@pytest.mark.parametrize("stripped", [False, True], ids=["whole", "without its last line end"])
-async def test_oracle_applies_the_gold_patch(provider: SandboxProvider, repo: Repo, stripped: bool) -> None:
+async def test_oracle_applies_the_gold_patch(provider: SandboxProvider, repo: Repo) -> None:
+    """Also without its last line end."""
     repo.commit(a_py="a = 1\n", b_py="b = 1\n")
     gold = repo.diff("echo 'a = 2' >a.py; rm b.py; mkdir c; echo 'trailing space ' >c/new.py")
-    done, patch = await run_agent(provider, repo, "oracle", gold.rstrip("\n") if stripped else gold)
+    done, patch = await run_agent(provider, repo, "oracle", gold.rstrip("\n"))
     assert done.exit_code == 0, done.stderr
     repo.sh("git rm -q b.py; echo 'a = 2' >a.py; mkdir c; echo 'trailing space ' >c/new.py; git add -A")
     assert patch.decode() == repo.sh("git diff --cached --full-index --binary --no-renames")
@@ -56,9 +56,8 @@ async def test_oracle_reports_gold_patch_that_does_not_apply(provider: SandboxPr
 
 async def test_oracle_rejects_task_without_gold_patch(provider: SandboxProvider, repo: Repo) -> None:
     repo.commit(a_py="a = 1\n")
-    for gold in ("", " \n"):
-        with pytest.raises(AgentError, match="the task 't-1' has no gold patch"):
-            await run_agent(provider, repo, "oracle", gold)
+    with pytest.raises(AgentError, match="the task 't-1' has no gold patch"):
+        await run_agent(provider, repo, "oracle", " \n")
 
 
 async def test_nop_changes_nothing(provider: SandboxProvider, repo: Repo) -> None:

@@ -36,17 +36,11 @@ class Graders:
         self.task = calc_task(repo, FIX, NEW_TEST)
 
     async def grade(
-        self,
-        given: str | bytes,
-        *,
-        timeout: float = 120,
-        log_mb: int = 16,
-        suspicious: str = "mark",
-        **changed: Any,
+        self, given: str | bytes, *, timeout: float = 120, settings: Any = (), **changed: Any
     ) -> Graded:
         task = self.task.model_copy(update=changed)
         data = given.encode() if isinstance(given, str) else given
-        grader = swe_grader(log_mb=log_mb, suspicious=suspicious)
+        grader = swe_grader(**dict(settings))
         return await grader.grade(task, data, self.provider, self.repo.spec, timeout)
 
     async def grade_script(self, script: str, **changed: Any) -> Graded:
@@ -60,37 +54,32 @@ def calc(repo: Repo, provider: SandboxProvider) -> Graders:
 
 
 async def test_gold_patch_resolves(calc: Graders) -> None:
-    graded = await calc.grade(calc.task.patch)
-    assert graded.grade.resolved
-    assert graded.grade.reward == 1.0
-    assert graded.grade.reason == ""
+    """After the task's lines for the shell; errors are in the log where they were printed."""
+    graded = await calc.grade(
+        calc.task.patch,
+        setup="set -o pipefail\nexport PYTEST_DISABLE_PLUGIN_AUTOLOAD=1\nexport GREETING=hello  # bash",
+        test_command=f"echo out $GREETING; echo err >&2; echo again; {PYTEST}",
+    )
+    assert (graded.grade.resolved, graded.grade.reward, graded.grade.reason) == (True, 1.0, "")
     assert graded.grade.fail_to_pass == {"tests/test_calc.py::test_add": "PASSED"}
     assert graded.grade.pass_to_pass == {"tests/test_calc.py::test_zero": "PASSED"}
     assert graded.grade.test_exit_code == 0
     assert graded.grade.test_seconds > 0
+    assert graded.log.startswith(b"out hello\nerr\nagain\n")
     assert b"2 passed" in graded.log
 
 
 async def test_empty_patch_is_graded_without_a_test_run(calc: Graders) -> None:
-    for patch in (b"", b"\n"):
-        graded = await calc.grade(patch)
-        assert graded.grade.reward == 0.0
-        assert graded.grade.reason == "the patch is empty: the agent changed nothing"
-        assert graded.log == b""
-
-
-async def test_useless_patch_names_the_failing_tests(calc: Graders) -> None:
-    graded = await calc.grade_script("echo '# nothing' >>calc.py")
-    assert not graded.grade.resolved
-    assert (
-        graded.grade.reason == "1 of 1 FAIL_TO_PASS tests do not pass: 'tests/test_calc.py::test_add' FAILED"
-    )
-    assert graded.grade.test_exit_code == 1
+    graded = await calc.grade(b"\n")
+    assert (graded.grade.reward, graded.log) == (0.0, b"")
+    assert graded.grade.reason == "the patch is empty: the agent changed nothing"
 
 
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
+        ("def add(a, b): return a - b # nothing",
+         "1 of 1 FAIL_TO_PASS tests do not pass: 'tests/test_calc.py::test_add' FAILED"),
         ("def add(a, b): return 3",
          "1 of 1 PASS_TO_PASS tests no longer pass: 'tests/test_calc.py::test_zero' FAILED"),
         pytest.param("def", "'tests/test_calc.py::test_add' MISSING", marks=pytest.mark.slow),
@@ -114,7 +103,7 @@ class Counting:
         return self.inner.open(spec)
 
 
-@pytest.mark.parametrize("first", ["gold", "other"])
+@pytest.mark.parametrize("first", slow_but(["gold"], ["gold", "other"]))
 async def test_reference_runs_once_per_task(calc: Graders, first: str) -> None:
     """The project replaces a builtin; a graded gold patch is the reference too."""
     conftest = "import builtins\nbuiltins.hash = lambda value: 1\n"
@@ -132,10 +121,10 @@ async def test_reference_runs_once_per_task(calc: Graders, first: str) -> None:
     assert opened == ([1, 2] if first == "gold" else [2, 3])
 
 
-@pytest.mark.parametrize("setting", ["mark", "unresolved"])
+@pytest.mark.parametrize("setting", slow_but(["unresolved"], ["mark", "unresolved"]))
 async def test_fix_with_suspicious_code_follows_the_setting(calc: Graders, setting: str) -> None:
     fix = await calc.repo.patch_by(f"{FIX}; echo 'import gc' >>calc.py", calc.provider)
-    grade = (await calc.grade(fix, suspicious=setting)).grade
+    grade = (await calc.grade(fix, settings={"suspicious": setting})).grade
     assert grade.suspicious == (
         Suspicion(kind="all objects of the interpreter", name="import gc", path="calc.py", line=3),
     )
@@ -146,17 +135,14 @@ async def test_fix_with_suspicious_code_follows_the_setting(calc: Graders, setti
 
 
 async def test_inapplicable_patch_is_unresolved(calc: Graders) -> None:
-    for patch in ("not a patch\n", "--- a/calc.py\n+++ b/calc.py\n@@ -1 +1 @@\n-x\n+y\n"):
-        graded = await calc.grade(patch)
-        assert not graded.grade.resolved
-        assert graded.grade.reason.startswith("the patch does not apply to the task's base: ")
-        assert graded.grade.test_exit_code is None
+    graded = await calc.grade("not a patch\n")
+    assert not graded.grade.resolved
+    assert graded.grade.reason.startswith("the patch does not apply to the task's base: ")
+    assert graded.grade.test_exit_code is None
 
 
 TAMPERING = {
     "changed": "echo 'def test_add(): pass' >tests/test_calc.py",
-    "deleted": "git rm -q tests/test_calc.py",
-    "directory became a file": "rm -r tests; echo x >tests",
     "directory became a link": "mv tests elsewhere; ln -s elsewhere tests",
     "file became a directory": "cd tests; rm test_calc.py; mkdir test_calc.py; echo x >test_calc.py/x",
     "committed": "echo 'def test_add(): pass' >tests/test_calc.py; git add -A; "
@@ -175,14 +161,6 @@ async def test_test_files_of_the_task_replace_those_of_the_patch(calc: Graders, 
     assert honest.grade.resolved, honest.grade.reason
 
 
-async def test_patch_may_stop_ignoring_a_build_product(calc: Graders) -> None:
-    """Every fresh copy has the build product, on which a plain `git apply` fails."""
-    calc.repo.commit(**{".gitignore": "*.so\n"})
-    (calc.repo.path / "built.so").write_text("binary\n")
-    graded = await calc.grade_script(f"{FIX}; echo >.gitignore")
-    assert graded.grade.resolved, graded.grade.reason
-
-
 async def test_test_patch_may_add_delete_and_carry_data(calc: Graders) -> None:
     script = (
         "git rm -q tests/test_calc.py; mkdir -p 'tests/new dir'; echo '{}' >tests/data.json; "
@@ -197,25 +175,6 @@ async def test_test_patch_may_add_delete_and_carry_data(calc: Graders) -> None:
     graded = await calc.grade(calc.task.patch, **changed)
     assert graded.grade.resolved, graded.grade.reason
     assert b"1 passed" in graded.log
-
-
-@pytest.mark.slow
-async def test_test_patch_of_data_only_runs_the_files_of_the_ids(calc: Graders) -> None:
-    calc.repo.commit(tests__test_calc_py=OLD_TEST + NEW_TEST, other__test_other_py="def test_o(): assert 0\n")
-    test_patch = calc.repo.diff("echo 1 >tests/data.json")
-    graded = await calc.grade(calc.task.patch, test_patch=test_patch)
-    assert graded.grade.resolved, graded.grade.reason
-    assert b"test_other" not in graded.log
-
-
-async def test_setup_lines_run_and_output_is_merged(calc: Graders) -> None:
-    graded = await calc.grade(
-        calc.task.patch,
-        setup="set -o pipefail\nexport PYTEST_DISABLE_PLUGIN_AUTOLOAD=1\nexport GREETING=hello  # bash",
-        test_command=f"echo out $GREETING; echo err >&2; echo again; {PYTEST}",
-    )
-    assert graded.grade.resolved
-    assert graded.log.startswith(b"out hello\nerr\nagain\n")
 
 
 async def test_grader_reads_unittest_results(calc: Graders) -> None:
@@ -256,19 +215,9 @@ async def test_skipped_and_expected_failures_count_as_passing(calc: Graders) -> 
 # When there is nothing to decide from
 
 
-async def test_patch_that_breaks_the_run_is_unresolved(calc: Graders) -> None:
-    calc.repo.commit(conftest_py="import calc\n")
-    graded = await calc.grade_script("echo 'import no_such_module' >calc.py")
-    assert not graded.grade.resolved
-    assert graded.grade.reason.startswith("the tests gave no results with this patch (exit code 4): ")
-    assert b"no_such_module" in graded.log
-
-
 BROKEN_TASKS = {
     "no such command": ({"test_command": "no-such-runner -rA"},
      "'no-such-runner -rA' printed no pytest results .exit code 127.*not found"),
-    "no such module": ({"test_command": "python -m no_such_runner"}, "No module named no_such_runner"),
-    "prints nothing": ({"test_command": "true"}, "printed no pytest results .exit code 0.: nothing printed"),
     "test patch": ({"test_patch": "--- a/t.py\n+++ b/t.py\n@@ -1 +1 @@\n-x\n+y\n"},
      "the test patch of the task 't-1' does not apply"),
     "gold patch": ({"test_command": "true", "patch": "--- a/t.py\n+++ b/t.py\n@@ -1 +1 @@\n-x\n+y\n"},
@@ -283,28 +232,25 @@ async def test_broken_task_is_an_error(calc: Graders, what: str) -> None:
         await calc.grade_script("echo '#' >>calc.py", **changed)
 
 
-async def test_sandbox_without_repository_is_an_error(calc: Graders) -> None:
+async def test_grader_rejects_a_spec_not_for_grading_and_no_repository(calc: Graders) -> None:
+    for changed in ({"network": "llm"}, {"assets": (Asset(name="a", path="/a", digest="1"),)}):
+        spec = calc.repo.spec.model_copy(update=changed)
+        with pytest.raises(
+            GraderError, match=r"no network and no assets: open it from SandboxSpec\.for_grad"
+        ):
+            await swe_grader().grade(calc.task, b"", calc.provider, spec, 1)
+        assert spec.for_grading() == calc.repo.spec
     calc.repo.sh("rm -rf .git")
     with pytest.raises(SandboxError, match="not the top of a git work tree"):
         await calc.grade(calc.task.patch)
 
 
-@pytest.mark.parametrize(
-    "changed", [{"network": "llm"}, {"assets": (Asset(name="a", path="/a", digest="1"),)}]
-)
-async def test_grader_rejects_a_spec_not_for_grading(calc: Graders, changed: dict[str, Any]) -> None:
-    spec = calc.repo.spec.model_copy(update=changed)
-    with pytest.raises(GraderError, match=r"no network and no assets: open it from SandboxSpec\.for_grading"):
-        await swe_grader().grade(calc.task, b"", calc.provider, spec, 1)
-    assert spec.for_grading() == calc.repo.spec
-
-
 async def test_hanging_tests_are_unresolved(calc: Graders) -> None:
     graded = await calc.grade_script(
-        "echo 'import time; time.sleep(600)' >calc.py", timeout=3, test_command=f"echo started; {PYTEST}"
+        "echo 'import time; time.sleep(600)' >calc.py", timeout=2, test_command=f"echo started; {PYTEST}"
     )
     assert not graded.grade.resolved
-    assert graded.grade.reason == "the tests did not end within 3 s and were killed"
+    assert graded.grade.reason == "the tests did not end within 2 s and were killed"
     assert graded.grade.test_exit_code is None
     assert graded.log.startswith(b"started\n")
 
@@ -345,7 +291,7 @@ async def test_long_log_keeps_head_and_tail(calc: Graders) -> None:
     graded = await calc.grade(
         calc.task.patch,
         test_command=f"echo first; yes 'filling line' | head -c 30000000; printf '\\377\\n'; {PYTEST}",
-        log_mb=1,
+        settings={"log_mb": 1},
     )
     assert graded.grade.resolved
     assert len(graded.log) < 1024 * 1024 + 100
@@ -353,14 +299,14 @@ async def test_long_log_keeps_head_and_tail(calc: Graders) -> None:
     assert b" bytes left out ...]" in graded.log
 
 
-@pytest.mark.parametrize("size", [1, 7, 4096])
-def test_head_and_tail_drops_the_middle(size: int) -> None:
+def test_head_and_tail_drops_the_middle() -> None:
     data = bytes(range(256)) * 40
-    kept = HeadAndTail(400)
-    for start in range(0, len(data), size):
-        kept.add(data[start : start + size])
     note = f"\n[... {len(data) - 400} bytes left out ...]\n".encode()
-    assert kept.value() == data[:100] + note + data[-300:]
+    for size in (1, 7, 4096):
+        kept = HeadAndTail(400)
+        for start in range(0, len(data), size):
+            kept.add(data[start : start + size])
+        assert kept.value() == data[:100] + note + data[-300:]
     short = HeadAndTail(400)
     short.add(data[:400])
     assert short.value() == data[:400]
