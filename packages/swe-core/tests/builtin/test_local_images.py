@@ -170,13 +170,10 @@ async def test_sandbox_of_an_image_is_like_a_container_of_it(
         ("worker:staff", "1234 50"),
         *(
             pytest.param(user, ids, marks=pytest.mark.slow)
-            for user, ids in (
-                ("", "0 0"), ("root", "0 0"), ("0:0", "0 0"), ("worker", "1234 1235"),
-                ("1234", "1234 1235"), ("77", "77 0"), ("77:78", "77 78"), (":staff", "0 50"),
-            )
+            for user, ids in (("", "0 0"), ("worker", "1234 1235"), ("77", "77 0"), (":staff", "0 50"))
         ),
     ],
-)  # fmt: skip
+)
 async def test_user_is_the_image_s(provider: SandboxProvider, image: MakeImage, user: str, ids: str) -> None:
     """All files belong to it: without root there is one owner."""
     made = image(file("etc/passwd", PASSWD), file("etc/group", GROUP), config=[f"--config.user={user}"])
@@ -184,7 +181,10 @@ async def test_user_is_the_image_s(provider: SandboxProvider, image: MakeImage, 
     assert await said(provider, made, script) == f"{ids} {ids}\n"
 
 
-async def test_unknown_user_is_an_error(provider: SandboxProvider, image: MakeImage) -> None:
+async def test_image_that_cannot_be_run_is_an_error(provider: SandboxProvider, image: MakeImage) -> None:
+    made = image(config=["--architecture=s390x"])
+    error = await refused(provider, made)
+    assert f"the image {made!r} is for the architecture 's390x', and this machine has 'amd64'" in str(error)
     error = await refused(provider, image(file("etc/passwd", PASSWD), config=["--config.user=ghost"]))
     assert str(error).endswith("the image's user or group 'ghost' is not in its /etc/passwd")
     endless = image(link("etc/passwd", "/dev/zero"), config=["--config.user=ghost"])
@@ -220,8 +220,7 @@ async def test_hostile_layer_stays_inside(
     provider: SandboxProvider, image: MakeImage, images: Images, tmp_path: Path
 ) -> None:
     """A path upwards, and a file through a link that an earlier layer made."""
-    outside = tmp_path / "outside"
-    outside.mkdir()
+    (outside := tmp_path / "outside").mkdir()
     up = "../" * 40
     made = image(
         file(f"{up}{outside}/a", "a"),
@@ -232,17 +231,15 @@ async def test_hostile_layer_stays_inside(
     assert places(tmp_path, "[abc]") == places(root_of(tmp_path / "images"), "[abc]")
 
 
-async def test_later_layers_remove_and_replace(provider: SandboxProvider, image: MakeImage) -> None:
-    first = layer(file("d/one", "1"), file("d/two", "2"), file("e/three", "3"), file("f", "old"))
-    later = layer(file("d/.wh.one"), file("e/.wh..wh..opq"), file("e/four", "4"), file("f", "new"))
-    script = "ls /d /e; cat /f; rm -r /e; mkdir /e; ls /e"
-    assert await said(provider, image(more=[first, later]), script) == "/d:\ntwo\n\n/e:\nfour\nnew"
-
-
 async def test_shared_files_never_change(provider: SandboxProvider, image: MakeImage, tmp_path: Path) -> None:
     """Whatever root inside does to its own."""
-    made = image(file("etc/passwd", PASSWD), file("suid", "#!/bin/sh\nid -u\n", 0o4755))
-    await said(provider, made, "true")
+    later = layer(file("d/.wh.one"), file("e/.wh..wh..opq"), file("e/four", "4"), file("f", "new"))
+    made = image(
+        file("etc/passwd", PASSWD), file("suid", "#!/bin/sh\nid -u\n", 0o4755), file("d/one", "1"),
+        file("d/two", "2"), file("e/three", "3"), file("f", "old"), more=[later],
+    )  # fmt: skip
+    script = "ls /d /e; cat /f; rm -r /e; mkdir /e; ls /e"
+    assert await said(provider, made, script) == "/d:\ntwo\n\n/e:\nfour\nnew", "later layers replace"
     root = root_of(tmp_path / "images")
     before = contents_of(root)
     script = "echo x >>/etc/passwd; rm /suid; chmod 000 /testbed; mv /etc /was; rm -rf /bin /tmp/* || true"
@@ -295,17 +292,6 @@ async def test_registry_is_asked_once(registry: Registry, image: MakeImage, tmp_
     assert await which(f"{first}@{digests(layout)[0]}", Images(cache)) == "second"
     assert await which(first, Images(tmp_path / "another")) == "second"
     assert await which(f"docker://{first}", Images(cache)) == "first"  # the same name, written in full
-
-
-@pytest.mark.slow
-async def test_blobs_are_shared(registry: Registry, image: MakeImage, provider: SandboxProvider) -> None:
-    one = registry.push(image(file("one")), "shared:one")
-    two = registry.push(image(file("two")), "shared:two")
-    fetched = []
-    for name in (one, two):
-        await said(provider, name, "true")
-        fetched.append(sum('"GET /v2/shared/blobs/' in line for line in registry.log))
-    assert fetched[1] - fetched[0] < fetched[0]  # not the bare layer again
 
 
 _OPENS = """
@@ -383,17 +369,14 @@ def tools_of(pid: int) -> list[int]:
     return found + [below for child in found for below in tools_of(child)]
 
 
-async def test_reap_removes_what_killed_pulls_left(images: Images, tmp_path: Path) -> None:
-    left = tmp_path / "images" / "pulls" / ("0" * 32)
+async def test_cancelled_pull_leaves_nothing(
+    registry: Registry, image: MakeImage, images: Images, tmp_path: Path
+) -> None:
+    left = tmp_path / "images" / "pulls" / ("0" * 32)  # by a pull that was killed
     (left / "made").mkdir(parents=True)
     (left / "made").chmod(0o500)
     await LocalProvider(images=images).reap()
     assert not left.exists()
-
-
-async def test_cancelled_pull_leaves_nothing(
-    registry: Registry, image: MakeImage, images: Images, tmp_path: Path
-) -> None:
     name = registry.push(image(), "cancelled:1")
     before = tools_of(os.getpid())
     with anyio.CancelScope() as scope:
@@ -416,13 +399,8 @@ async def test_cancelled_pull_leaves_nothing(
     [
         ("HERE/none:1", ImageNotFound, "the registry does not have it; check its name"),
         ("127.0.0.1:9/x:1", SandboxError, "the registry does not answer; check its name and the network"),
-        (
-            "HERE/Upper:1",
-            ImageNotFound,
-            "no name of an image; expected one such as 'registry/repository:tag'",
-        ),
+        ("HERE/Upper:1", ImageNotFound, "no name of an image; expected one such as 'registry/repos"),
         ("oci:/no/layout:1", ImageNotFound, "No such file or directory: '/no/layout/index.json'"),
-        ("docker-archive:/no/file.tar", ImageNotFound, "No such file or directory: '/no/file.tar'"),
         ("docker-archive:/etc/passwd", SandboxError, "cannot be had: skopeo failed: "),
     ],
 )
@@ -436,18 +414,17 @@ async def test_image_that_cannot_be_had(
     assert expected in str(error)
 
 
-async def test_image_of_another_architecture(
-    provider: SandboxProvider, image: MakeImage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = image(config=["--architecture=s390x"])
-    error = str(await refused(provider, made))
-    assert f"the image {made!r} is for the architecture 's390x', and this machine has 'amd64'" in error
-
-
-async def test_missing_tools(
+async def test_missing_tools_and_isolation(
     provider: SandboxProvider, image: MakeImage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = image()
+    finding = await anyio.to_thread.run_sync(checks.images)
+    assert (finding.state, "skopeo" in finding.text) == ("ok", True), finding
+    with monkeypatch.context() as forbidden:
+        forbidden.setattr(bwrap, "why_not", lambda path: "this machine forbids user namespaces")
+        without = await refused(LocalProvider(unisolated=True), "some:image")
+    assert isinstance(without, PolicyRefused)
+    assert "'some:image' cannot be run without isolation" in str(without)
     (tmp_path / "empty").mkdir()
     provider.notes()  # looks whether this machine isolates
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
@@ -491,13 +468,6 @@ async def test_podman_unpacks_where_the_others_are_missing(
     assert "the registry does not have it; check its name (podman: " in str(error)
 
 
-async def test_image_needs_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bwrap, "why_not", lambda path: "this machine forbids user namespaces")
-    error = await refused(LocalProvider(unisolated=True), "some:image")
-    assert isinstance(error, PolicyRefused)
-    assert "'some:image' cannot be run without isolation" in str(error)
-
-
 def test_full_disk(bare: bytes, tmp_path: Path) -> None:
     """A file system of 512 KB, in a mount namespace of its own."""
     made = make_image(tmp_path / "layout", [bare])
@@ -511,20 +481,8 @@ def test_full_disk(bare: bytes, tmp_path: Path) -> None:
     assert "the disk is full; make room in " in done.stderr, done.stderr
 
 
-def test_doctor_opens_an_image() -> None:
-    require("skopeo", "umoci")
-    finding = checks.images()
-    assert finding.state == "ok", finding
-    assert "skopeo" in finding.text
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("localhost:5000/a:1", True), ("127.0.0.1:5000/a", True), ("127.3.2.1/a", True),
-        ("localhost/a", True), ("registry.example/a:1", False), ("a:1", False), ("10.0.0.1:5000/a", False),
-        ("localhost.example/a", False),
-    ],
-)  # fmt: skip
-def test_only_loopback_may_be_plain(name: str, expected: bool) -> None:
-    assert image_tools.is_loopback(name) is expected
+def test_only_loopback_may_be_plain() -> None:
+    for name in ("localhost:5000/a:1", "127.3.2.1/a", "localhost/a"):
+        assert image_tools.is_loopback(name)
+    for name in ("registry.example/a:1", "a:1", "10.0.0.1:5000/a", "localhost.example/a"):
+        assert not image_tools.is_loopback(name)

