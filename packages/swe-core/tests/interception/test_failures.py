@@ -251,13 +251,16 @@ async def test_unencodable_piece_breaks_the_stream(
         await emit({"content": "\ud800"})
         await anyio.sleep_forever()
 
+    async def listen(reply: httpx.Response) -> None:
+        async for piece in reply.aiter_text():
+            texts.append(piece)
+            heard.set()
+
     async with talk(server, Doing(halves)) as said:
         body = {"messages": HELLO, "stream": True}
         async with said.http.stream("POST", "/chat/completions", json=body) as reply:
-            with pytest.raises(httpx.RemoteProtocolError):  # noqa: PT012
-                async for piece in reply.aiter_text():
-                    texts.append(piece)
-                    heard.set()
+            with pytest.raises(httpx.RemoteProtocolError):
+                await listen(reply)
     assert "".join(texts).count("data: ") == 1
     assert "HTTP/1.1" not in "".join(texts)
     assert "a reply of the engine cannot be written" in str(said.gate.failure)

@@ -163,17 +163,6 @@ async def test_text_may_contain_json_punctuation(server: InterceptionServer) -> 
     assert reply.status_code == 200
 
 
-async def test_call_arguments_with_too_many_values_are_rejected(server: InterceptionServer) -> None:
-    """Arguments are JSON in a string, which is parsed to compare and to print them."""
-    function = {"name": "bash", "arguments": "[" + "[]," * (MAX_VALUES // 3) + "[]]"}
-    call = {"id": "1", "type": "function", "function": function}
-    messages = [*HELLO, {"role": "assistant", "tool_calls": [call, call]}]
-    async with talk(server, Plugin(OK)) as said:
-        reply = await said.http.post(PATH, content=json.dumps({"messages": messages}).ljust(LARGE))
-    assert reply.status_code == 400
-    assert "the arguments of all 'tool_calls' have more than" in reply.json()["error"]["message"]
-
-
 json_values = st.recursive(
     st.none() | st.integers() | st.text(alphabet='\\",[]{}:a\n\u4e00'),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet='\\",[{a'), inner),
@@ -304,11 +293,15 @@ async def test_small_bodies_do_not_wait_for_stalled_large_ones(
         assert (await fifth.answer()).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.parametrize(
+    ("limit", "why"),
+    [("_PATIENCE", "did not come within"), ("_SILENCE", "nothing of the body came for 0.01 s")],
+)
 async def test_stalled_large_body_times_out(
-    server: InterceptionServer, monkeypatch: pytest.MonkeyPatch
+    server: InterceptionServer, monkeypatch: pytest.MonkeyPatch, limit: str, why: str
 ) -> None:
     monkeypatch.setattr(bodies, "_SMALL", 100)
-    monkeypatch.setattr(bodies, "_PATIENCE", 0.01)
+    monkeypatch.setattr(bodies, limit, 0.01)
     async with server.session(Plugin(OK), who(), lambda _: None) as gate:
         free = server._bodies._large.free
         async with partial(server, gate, asking(1000), sent=500) as request:
@@ -316,18 +309,7 @@ async def test_stalled_large_body_times_out(
         assert reply.startswith(b"HTTP/1.1 408 ")
         assert b"x-should-retry: false" in reply.lower()
         assert server._bodies._large.free == free
-    assert "did not come within" in gate.refusal
-
-
-async def test_silent_large_body_times_out_early(
-    server: InterceptionServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bodies, "_SMALL", 100)
-    monkeypatch.setattr(bodies, "_SILENCE", 0.01)
-    async with server.session(Plugin(OK), who(), lambda _: None) as gate:
-        async with partial(server, gate, asking(1000), sent=500) as request:
-            assert (await request.answer()).startswith(b"HTTP/1.1 408 ")
-    assert "nothing of the body came for 0.01 s" in gate.refusal
+    assert why in gate.refusal
 
 
 async def test_rollout_reserves_room_for_one_large_body(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,19 +331,15 @@ async def test_rollout_reserves_room_for_one_large_body(monkeypatch: pytest.Monk
             assert [reply[:13] for reply in replies] == [b"HTTP/1.1 200 "] * 2
 
 
-async def test_small_body_with_too_many_argument_values_is_rejected(server: InterceptionServer) -> None:
-    """Comparing two such calls would hold the event loop for half a second."""
-    call = {
-        "id": "c",
-        "type": "function",
-        "function": {"name": "b", "arguments": "[[]" + ",[]" * 20_000 + "]"},
-    }
-    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
-    content = json.dumps({"messages": messages}).encode()
+async def test_call_arguments_with_too_many_values_are_rejected(server: InterceptionServer) -> None:
+    """All calls together. Arguments are JSON in a string; comparing them would hold the event loop."""
+    function = {"name": "b", "arguments": "[[]" + ",[]" * 12_000 + "]"}
+    call = {"id": "c", "type": "function", "function": function}
+    content = json.dumps({"messages": [*HELLO, {"role": "assistant", "tool_calls": [call, call]}]}).encode()
     assert len(content) < bodies._INLINE
     async with talk(server, Plugin(OK)) as said:
-        for escaped in (content, content.replace(b",[]", b"\\u002c[]")):
-            reply = await said.http.post(PATH, content=escaped)
+        for body in (content, content.replace(b",[]", b"\\u002c[]"), content.ljust(LARGE)):
+            reply = await said.http.post(PATH, content=body)
             assert reply.status_code == 400
             assert "the arguments of all 'tool_calls' have more than 20000 values" in reply.text
 

@@ -136,6 +136,10 @@ def is_object(text: str) -> bool:
     return prefix.whole
 
 
+def text_block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
 def echoed(blocks: Iterable[dict[str, Any]], dice: random.Random) -> list[dict[str, Any]]:
     """Return blocks as clients send them back: marks of a cache, keys in another order, blocks split up."""
     found = []
@@ -148,7 +152,7 @@ def echoed(blocks: Iterable[dict[str, Any]], dice: random.Random) -> list[dict[s
         dice.shuffle(items)
         if block["type"] == "text" and dice.random() < 0.3:
             at = dice.randrange(len(block["text"]) + 1)
-            found += [{"type": "text", "text": text} for text in (block["text"][:at], block["text"][at:])]
+            found += map(text_block, (block["text"][:at], block["text"][at:]))
         else:
             found.append(dict(items))
     return found
@@ -197,19 +201,18 @@ def test_messages_history_with_other_ids_and_marks_is_the_same(
     """A client that gives calls ids of its own, and moves its marks from request to request."""
 
     def history(prefix: str) -> Sequence[Message]:
-        text = lambda text: {"type": "text", "text": text}  # noqa: E731
         ids = [f"{prefix}{number}" for number in range(len(inputs))]
         uses = [
             {"type": "tool_use", "id": id, "name": "Bash", "input": one}
             for id, one in zip(ids, inputs, strict=True)
         ]
-        results = [{"type": "tool_result", "tool_use_id": id, "content": [text("out")]} for id in ids]
+        results = [{"type": "tool_result", "tool_use_id": id, "content": [text_block("out")]} for id in ids]
         messages = [
-            {"role": "user", "content": echoed([text("look")], dice)},
-            {"role": "assistant", "content": echoed([text("I look."), *uses], dice)},
-            {"role": "user", "content": echoed([*results, text("go on")], dice)},
+            {"role": "user", "content": echoed([text_block("look")], dice)},
+            {"role": "assistant", "content": echoed([text_block("I look."), *uses], dice)},
+            {"role": "user", "content": echoed([*results, text_block("go on")], dice)},
         ]
-        return parse(MESSAGES, messages=messages, system=echoed([text("be brief")], dice)).messages
+        return parse(MESSAGES, messages=messages, system=echoed([text_block("be brief")], dice)).messages
 
     first, second = history("c"), history("toolu_")
     assert list(map(message_key, first)) == list(map(message_key, second))
