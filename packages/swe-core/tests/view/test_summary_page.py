@@ -8,13 +8,13 @@ import json
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from xml.etree.ElementTree import Element, TreeBuilder
 
 import pytest
 from click.testing import CliRunner, Result
@@ -36,66 +36,44 @@ HOSTILE_ID = HOSTILE.replace("/", "")  # an id is a part of a path
 VOID = {"meta", "link", "img", "br", "hr", "input", "base", "source"}
 
 
-@dataclass
-class Element:
-    """An element of a page."""
-
-    tag: str
-    attributes: dict[str, str]
-    children: list[Element] = field(default_factory=list)
-    own_text: list[str] = field(default_factory=list)
-
-    def find(self, tag: str = "", **attributes: str) -> list[Element]:
-        """The elements below it that have these, in the order of the page."""
-        return [
-            element
-            for element in self.walk()
-            if element is not self
-            and tag in ("", element.tag)
-            and all(element.attributes.get(name.rstrip("_")) == value for name, value in attributes.items())
-        ]
-
-    def walk(self) -> Iterator[Element]:
-        yield self
-        for child in self.children:
-            yield from child.walk()
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(" ".join(element.own_text) for element in self.walk()).split())
-
-
 class Parser(HTMLParser):
     """Reads a page strictly: every element that is opened is closed, in its place."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.open = [Element("", {})]
+        self.builder, self.open = TreeBuilder(), list[str]()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert len({name for name, _ in attrs}) == len(attrs)
-        element = Element(tag, {name: value or "" for name, value in attrs})
-        self.open[-1].children.append(element)
-        if tag not in VOID:
-            self.open.append(element)
+        assert len(dict(attrs)) == len(attrs)
+        self.builder.start(tag, {name: value or "" for name, value in attrs})
+        self.open.append(tag)
+        if tag in VOID:
+            self.handle_endtag(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
+        if tag not in VOID:
+            self.handle_endtag(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop().tag == tag
+        assert self.open.pop() == tag
+        self.builder.end(tag)
 
     def handle_data(self, data: str) -> None:
-        self.open[-1].own_text.append(data)
+        self.builder.data(data)
 
 
 def parsed(text: str) -> Element:
     parser = Parser()
     parser.feed(text)
     parser.close()
-    (root,) = parser.open
-    return root
+    assert not parser.open
+    return parser.builder.close()
+
+
+def text_of(element: Element | None) -> str:
+    assert element is not None
+    return " ".join(" ".join(element.itertext()).split())
 
 
 class Run:
@@ -138,14 +116,14 @@ def run(tmp_path: Path) -> Run:
 
 
 def figure(page: Element, title: str) -> Element:
-    (found,) = (one for one in page.find("figure") if one.find("h3")[0].text == title)
+    (found,) = (one for one in page.iter("figure") if text_of(one.find("h3")) == title)
     return found
 
 
 def drawn(figure: Element) -> dict[str, Any]:
     """Return what the script draws into a figure."""
-    (script,) = figure.find("script", class_="chart")
-    found: dict[str, Any] = json.loads("".join(script.own_text))
+    (script,) = figure.iterfind(".//script[@class='chart']")
+    found: dict[str, Any] = json.loads(script.text or "")
     return found
 
 
@@ -156,8 +134,8 @@ def points(figure: Element, look: str = "line") -> tuple[list[float], list[float
 
 
 def rows_of(page: Element) -> list[list[str]]:
-    (table,) = page.find("table", id="rollouts")
-    return [[cell.text for cell in row.children] for row in table.find("tbody")[0].children]
+    rows = page.iterfind(".//table[@id='rollouts']/tbody/tr")
+    return [[text_of(cell) for cell in row] for row in rows]
 
 
 # What it says.
@@ -186,7 +164,7 @@ def test_page_has_the_facts_of_a_run(tmp_path: Path) -> None:
         {"outcome": "cancelled", "cancelled_as": "stale"},
     )  # fmt: skip
     page = run.read()
-    tiles = {tile.find("dt")[0].text: tile.find("dd")[0].text for tile in page.find("dl")[0].children}
+    tiles = {text_of(tile.find("dt")): text_of(tile.find("dd")) for tile in next(page.iter("dl"))}
     assert tiles == {
         "Resolved rate": "33.3%",
         "pass@1 over 3 tasks": "33.3% 6.1% – 79.2%",
@@ -201,7 +179,7 @@ def test_page_has_the_facts_of_a_run(tmp_path: Path) -> None:
         "Completion tokens": "200",
         "Sandbox time": "4 min",
     }
-    text = page.text
+    text = text_of(page)
     for said in (
         "Agent a; sandbox s; engine e; model m.",
         "Note: Not what any model can do.",
@@ -220,7 +198,7 @@ def test_page_has_the_facts_of_a_run(tmp_path: Path) -> None:
         ["task-1", "0", "unresolved", "0", "4", "0", "0", "10.0",
          "the agent's run was ended by its budget of turns; run again after the sandbox failed (it is gone)"],
     ]  # fmt: skip
-    assert "Overall mean: 20,000." in figure(page, "Prompt tokens").text
+    assert "Overall mean: 20,000." in text_of(figure(page, "Prompt tokens"))
     assert rows_of(page)[3][-1] == "sandbox: it is gone"
     assert rows_of(page)[5][-1] == "cancelled as stale"
 
@@ -231,7 +209,7 @@ def test_page_reports_an_unproven_ledger(run: Run) -> None:
     run.rollouts({"ledger": ledger})
     done = run.report()
     assert (done.exit_code, done.output) == (1, f"Page: {run.page}; its tokens are NOT BALANCED\n")
-    text = parsed(run.page.read_text()).text
+    text = text_of(parsed(run.page.read_text()))
     for said in (
         "0 sampled ≠ 7 trainable + 3 dropped; NOT BALANCED",
         "task-0-0: its ledger is not what its turns on disk say",
@@ -250,7 +228,7 @@ def test_curves_over_steps_match_the_data(run: Run) -> None:
     run.metrics(*((step, {"reward": value}) for step, value in zip((1, 2, 5, 6, 9), reward, strict=True)))
     chart = figure(run.read(), "reward")
     assert points(chart) == ([1, 2, 5, 6, 9], reward)
-    assert chart.find("figcaption")[0].text == "last 0.7, lowest 0.1, highest 0.9"
+    assert text_of(chart.find("figcaption")) == "last 0.7, lowest 0.1, highest 0.9"
 
 
 def test_curves_over_rollouts_match_the_data(run: Run) -> None:
@@ -273,7 +251,7 @@ def test_curves_over_rollouts_match_the_data(run: Run) -> None:
         pytest.approx([10, 30, 40, 50, 60, 70]),
         pytest.approx(rate),
     )
-    assert "Overall mean: 66.7%" in figure(page, "Resolved rate").text
+    assert "Overall mean: 66.7%" in text_of(figure(page, "Resolved rate"))
     legend = [line["label"] for line in drawn(figure(page, "Outcomes"))["lines"]]
     assert legend == ["resolved", "unresolved", "error"]
 
@@ -282,9 +260,9 @@ def test_metrics_are_grouped_by_prefix_and_ordered(run: Run) -> None:
     names = ("zoo/b", "perf/step_s", "epoch", "perf/mfu", "rollout/resolved_rate", "loss", "zoo/a", "reward")
     run.metrics((1, dict.fromkeys(names, 1.0)))
     sections = {
-        details.find("summary")[0].text: [one.find("h3")[0].text for one in details.find("figure")]
-        for details in run.read().find("details", open="")
-        if details.find("figure")
+        text_of(details.find("summary")): [text_of(one.find("h3")) for one in details.iter("figure")]
+        for details in run.read().iterfind(".//details[@open]")
+        if details.find(".//figure") is not None
     }
     assert list(sections.items()) == [
         ("Training", ["reward", "loss", "epoch"]),
@@ -301,7 +279,7 @@ def test_long_curves_have_a_rolling_mean(run: Run) -> None:
     assert points(chart, "faint") == (list(range(300)), values)
     means = [fmean(values[max(0, end - 6) : end]) for end in range(1, 301)]
     assert points(chart)[1] == pytest.approx(means)
-    assert "the bold line is the mean of the last 6" in chart.text
+    assert "the bold line is the mean of the last 6" in text_of(chart)
 
 
 @given(st.integers(0, 3000), st.integers(0, 2**32 - 1), st.integers(1, 200))
@@ -333,14 +311,14 @@ def test_page_has_no_external_reference_and_one_script(run: Run) -> None:
     )  # fmt: skip
     run.metrics((1, {HOSTILE: 1.0, f"{HOSTILE}/x": 2.0, "reward": 1.0}), (2, {HOSTILE: 2.0}))
     page = run.read()
-    elements = list(page.walk())
+    elements = list(page.iter())
     assert not {"img", "link", "iframe", "object", "base"} & {one.tag for one in elements}
-    (script,) = (one for one in page.find("script") if "type" not in one.attributes)
-    identifiers = [one.attributes["id"] for one in elements if "id" in one.attributes]
+    (script,) = (one for one in page.iter("script") if "type" not in one.attrib)
+    identifiers = [one.attrib["id"] for one in elements if "id" in one.attrib]
     assert len(set(identifiers)) == len(identifiers)
     referred = set()
     for element in elements:
-        for name, value in element.attributes.items():
+        for name, value in element.attrib.items():
             assert not name.startswith("on"), element
             assert "//" not in value, element
             if name == "href":
@@ -351,17 +329,17 @@ def test_page_has_no_external_reference_and_one_script(run: Run) -> None:
                 assert url.startswith("#")
                 referred.add(url[1:])
     assert referred <= set(identifiers)
-    (sheet,) = page.find("style")
-    assert not re.search(r"//|url|@import", sheet.text)
+    (sheet,) = page.iter("style")
+    assert not re.search(r"//|url|@import", sheet.text or "")
     assert set(re.findall(r"var\((--\w+)\)", run.page.read_text())) <= set(
-        re.findall(r"--\w+(?=:)", sheet.text)
+        re.findall(r"--\w+(?=:)", sheet.text or "")
     )
-    (policy,) = page.find("meta", **{"http-equiv": "Content-Security-Policy"})
+    (policy,) = page.iterfind(".//meta[@http-equiv='Content-Security-Policy']")
     allowed = {
-        kind: "sha256-" + base64.b64encode(hashlib.sha256("".join(one.own_text).encode()).digest()).decode()
+        kind: "sha256-" + base64.b64encode(hashlib.sha256((one.text or "").encode()).digest()).decode()
         for kind, one in (("style", sheet), ("script", script))
     }
-    assert policy.attributes["content"] == (
+    assert policy.attrib["content"] == (
         f"default-src 'none'; style-src '{allowed['style']}'; script-src '{allowed['script']}'"
     )
     row = rows_of(page)[0]
@@ -376,8 +354,8 @@ def test_page_has_no_external_reference_and_one_script(run: Run) -> None:
 def test_page_without_verdicts_has_no_rate(run: Run) -> None:
     run.rollouts({"outcome": "cancelled"})
     page = run.read()
-    assert "Resolved rate –" in page.find("dl")[0].text
-    assert figure(page, "Resolved rate").text == "Resolved rate No rollout has a verdict."
+    assert "Resolved rate –" in text_of(page.find(".//dl"))
+    assert text_of(figure(page, "Resolved rate")) == "Resolved rate No rollout has a verdict."
 
 
 def test_torn_and_damaged_metrics_lines_are_left_out(run: Run) -> None:
@@ -385,11 +363,11 @@ def test_torn_and_damaged_metrics_lines_are_left_out(run: Run) -> None:
     run.metrics((1, {"reward": 1.0}), (2, {"reward": 2.0}), end='{"step": 3}\n[]\n{"step": 4, "time": "20')
     page = run.read()
     assert points(figure(page, "reward")) == ([1, 2], [1.0, 2.0])
-    assert "2 damaged lines of metrics.jsonl are left out." in page.text
+    assert "2 damaged lines of metrics.jsonl are left out." in text_of(page)
     run.metrics((1, {"reward": 1.0}), end='{"step": 4, "time": "20')
-    assert "damaged" not in run.read().text
+    assert "damaged" not in text_of(run.read())
     run.metrics(end='{"step": 4, "time": "20')
-    assert "Optimizer" not in run.read().text
+    assert "Optimizer" not in text_of(run.read())
 
 
 def test_non_finite_values_are_left_out(run: Run) -> None:
@@ -400,9 +378,9 @@ def test_non_finite_values_are_left_out(run: Run) -> None:
     page = run.read()
     loss = figure(page, "loss")
     assert points(loss) == ([0, 2, 7], [1.0, 2.0, 3.0])
-    assert "not finite at 5 steps, first at step 1" in loss.text
-    assert figure(page, "kl").text == "kl not finite at 8 steps, first at step 0"
-    assert figure(page, "kl").find("script") == []
+    assert "not finite at 5 steps, first at step 1" in text_of(loss)
+    assert text_of(figure(page, "kl")) == "kl not finite at 8 steps, first at step 0"
+    assert figure(page, "kl").find(".//script") is None
 
 
 def test_metrics_of_lost_steps_are_left_out(run: Run) -> None:
@@ -435,12 +413,12 @@ def test_page_of_a_big_run_is_bounded(run: Run) -> None:
     shown = rows_of(page)
     assert len(shown) == MAX_ROWS
     assert {row[0] for row in shown} == {f"task-{number}" for number in range(5000 - MAX_ROWS, 5000)}
-    assert f"The table has the 500 that finished last; {5000 - MAX_ROWS:,} are left out." in page.text
-    assert "7 further names are left out." in page.text
-    assert message not in page.text
+    assert f"The table has the 500 that finished last; {5000 - MAX_ROWS:,} are left out." in text_of(page)
+    assert "7 further names are left out." in text_of(page)
+    assert message not in text_of(page)
     assert len(points(figure(page, "part/000"), "faint")[0]) <= MAX_POINTS
     assert len(points(figure(page, "Turns"), "dots")[0]) <= MAX_POINTS
-    assert "one in 13" in figure(page, "Turns").text
+    assert "one in 13" in text_of(figure(page, "Turns"))
 
 
 # The file.
