@@ -162,43 +162,6 @@ def test_drift_prints_json(tokenizer: str, saved: Callable[..., Path]) -> None:
     assert found["total"]["turns"] == 6
 
 
-@pytest.mark.parametrize(
-    ("content", "args", "said"),
-    [
-        (None, [], "cannot be read (No such file or directory)"),
-        ("{", [], "is no JSON"),
-        ('{"a": 1}\n{', [], "is no JSON: line 2"),
-        ('{"a": 1}', [], "is no conversation that is known"),
-        ('{"a": 1}', ["--format", "openai"], "is not of the format openai: it has no 'messages'; expected"),
-        (
-            f"{json.dumps(CHAT)}\n\n7",
-            [],
-            "is not of the format openai: line 3: expected a list of chat messages, or an object with",
-        ),
-        (
-            f'{json.dumps(CHAT)}\n[{{"role": "user", "content": 5}}]',
-            [],
-            "is not of the format openai: line 2: messages[0]: content is a number",
-        ),
-        ('{"messages": 5}', ["--format", "openai"], "'messages' is a number"),
-        ('[{"role": "user", "content": "hi"}]', [], "has no reply of an assistant"),
-        ('[{"role": "user", "content": [{"type": "image_url"}]}]', [], "reads text only"),
-        (json.dumps(CHAT), ["--template-kwarg", "x"], "expected KEY=VALUE"),
-        (json.dumps(CHAT), ["--format", "run"], "is no run directory"),
-        (json.dumps(CHAT), ["--renderer", "qwen33"], "renderer 'qwen33' is not known"),
-    ],
-)
-def test_drift_says_in_a_sentence_what_is_wrong(
-    content: str | None, args: list[str], said: str, tokenizer: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "trace.json"
-    if content is not None:
-        path.write_text(content)
-    done = ran(path, "--tokenizer", tokenizer, *args)
-    assert done.exit_code != 0
-    assert said in str(done.exception)
-
-
 def test_drift_names_the_extra_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     assert "pip install 'swe-core[vllm]'" in str(ran("x", "--tokenizer", "y").exception)
