@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import anyio
@@ -29,7 +29,6 @@ class Call:
         delivered: Whether a client received the complete reply.
         abandoned: Whether the last listener left before the end, which cancels the generation.
         ended: Set at the end.
-        on_delivered: Called when `delivered` becomes true.
     """
 
     def __init__(self) -> None:
@@ -38,7 +37,6 @@ class Call:
         self.delivered = False
         self.abandoned = False
         self.ended = anyio.Event()
-        self.on_delivered: Callable[[], None] = lambda: None
         self._pieces: list[Delta] = []
         self._listeners = 0
         self._news = anyio.Event()
@@ -68,9 +66,7 @@ class Call:
 
     def deliver(self) -> None:
         """Note that a client received the complete reply."""
-        if not self.delivered:
-            self.delivered = True
-            self.on_delivered()
+        self.delivered = True
 
     @contextmanager
     def listen(self) -> Iterator[Listener]:

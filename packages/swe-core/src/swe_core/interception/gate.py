@@ -99,15 +99,13 @@ class Gate:
         auxiliary: Callable[[ChatRequest], str | None],
         summary: Callable[[ChatRequest], bool],
         summaries: bool,
-        token: str | None = None,
-        on_delivered: Callable[[int], None] = lambda index: None,
     ) -> None:
         self.engine = engine
         self.session = session
         root = f"/rollout/{quote(session.rollout_id, safe='')}"
         self.path = f"{root}/v1"
         self.exit_path = f"{root}/exit"
-        self.token = token or _BEGINNING + secrets.token_urlsafe(32)
+        self.token = _BEGINNING + secrets.token_urlsafe(32)
         self.tools = Tools()
         self.turns = 0
         self.usage = Usage()
@@ -121,7 +119,6 @@ class Gate:
         self.spent_answers = 0
         self._on_turn = on_turn
         self._on_undelivered = on_undelivered
-        self._on_delivered = on_delivered
         self._tasks = tasks
         self._allowance = RemainingBudget(budgets)
         self._counting = anyio.Lock()
@@ -391,16 +388,7 @@ class Gate:
                 self._record_tokens(tokens, started_at, seconds, sentence(failure))
         if tokens is not None and tokens.dropped is None:
             self._not_delivered()[self.turns] = call
-        call.on_delivered = partial(self._delivered, self.turns)
         self.turns += 1
-
-    def _delivered(self, index: int) -> None:
-        try:
-            self._on_delivered(index)
-        except Exception as problem:  # as in _record
-            self.fail(
-                EngineError(f"the delivery of reply {index} could not be recorded: {sentence(problem)}")
-            )
 
     def _record_tokens(self, tokens: TurnTokens, started_at: datetime, seconds: float, error: str) -> None:
         """Record the tokens of a call that could not be written, so that the ledger balances."""

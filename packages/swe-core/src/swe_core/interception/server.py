@@ -132,8 +132,6 @@ class InterceptionServer:
         self._decoy = secrets.token_urlsafe(32)
         self._metrics = Metrics()
         self._open = AsyncExitStack()
-        self._runner: web.AppRunner | None = None
-        self._hung_up = False
         self._tasks: TaskGroup | None = None
         self._url = ""
 
@@ -169,23 +167,12 @@ class InterceptionServer:
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
             self._open = stack.pop_all()
-        self._tasks, self._runner, self._hung_up = tasks, runner, False
+        self._tasks = tasks
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self._tasks = None
         await self._open.aclose()
-
-    def hang_up(self) -> None:
-        """Break all connections, and later ones at their first request, so that clients see no answer.
-
-        For a server that another one follows: SDKs retry a broken connection, and take an answer for final.
-        """
-        self._hung_up = True
-        serving = self._runner and self._runner.server
-        for connection in serving.connections if serving else ():
-            if connection.transport is not None:
-                connection.transport.abort()
 
     @property
     def metrics(self) -> bytes:
@@ -209,8 +196,6 @@ class InterceptionServer:
         auxiliary: Callable[[ChatRequest], str | None] = lambda request: None,
         summary: Callable[[ChatRequest], bool] = lambda request: False,
         summaries: bool = True,
-        token: str | None = None,
-        on_delivered: Callable[[int], None] = lambda index: None,
     ) -> AsyncIterator[Gate]:
         """Register one rollout; leaving unregisters it and cancels its calls.
 
@@ -225,12 +210,9 @@ class InterceptionServer:
             auxiliary: Returns what a call is for, if it is not the policy's work (`AgentSpec.auxiliary`).
             summary: Returns whether a call asks for the summary of a compaction (`AgentSpec.summary`).
             summaries: Whether the tokens of such calls are trained; otherwise they are dropped as `summary`.
-            token: The rollout's bearer token, unique among the open sessions; None makes one.
-            on_delivered: Called in the event loop with the index of a turn once a client has received its
-                complete reply. If it raises, the rollout fails.
 
         Raises:
-            ValueError: A session with this `rollout_id` or this token is open.
+            ValueError: A session with this `rollout_id` is open.
             EngineError: On leaving: `engine.end` failed.
         """
         if session.rollout_id in self._gates:
@@ -247,12 +229,8 @@ class InterceptionServer:
             auxiliary,
             summary,
             summaries,
-            token,
-            on_delivered,
         )
         name = _digest(gate.token)
-        if name in self._by_token:
-            raise ValueError("a rollout with this token is registered already: tokens are unique")
         self._gates[session.rollout_id] = self._by_token[name] = gate
         try:
             with self._metrics.rollouts.track_inprogress():
@@ -435,10 +413,6 @@ class InterceptionServer:
     ) -> web.StreamResponse:
         """Count requests, and answer unexpected errors so that SDKs show them and do not retry."""
         status = _CLOSED
-        if self._hung_up:
-            if request.transport is not None:
-                request.transport.abort()
-            return web.Response(status=_CLOSED)
         try:
             response = await handler(request)
             status = response.status
