@@ -431,7 +431,7 @@ async def test_bounded_memory_of_the_driver(tmp_path: Path) -> None:
     async with driver(tmp_path, SimulatedNode("one", slots=50, seconds=0.0)) as made:
 
         async def some(prefix: str) -> None:
-            await made.submit_all(*(f"{prefix}{number}" for number in range(300)))
+            await made.submit_all(*(f"{prefix}{number}" for number in range(60)))
             await made.until(made.acknowledged)
 
         await some("a")
