@@ -9,21 +9,12 @@ import pytest
 
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.provider import DockerProvider
-from swe_testing.sandbox import SandboxConformance
+from swe_testing.sandbox import ESSENTIAL, SandboxConformance
 
 from .helpers import containers_of_this_process
 
-ESSENTIAL = {
-    "test_assets", "test_cancellation_kills", "test_closing_leaves_nothing", "test_environment",
-    "test_host_files_are_not_visible", "test_kill", "test_kill_all_ends_commands", "test_memory_is_limited",
-    "test_no_other_address_is_reachable[llm]", "test_notes", "test_output_comes_while_the_command_runs",
-    "test_processes_are_limited", "test_reach", "test_reap_spares_the_living",
-    "test_repository_is_private", "test_stdin", "test_streams_are_kept_apart",
-    "test_timeout_kills_the_whole_tree",
-}  # fmt: skip
-"""Of what every sandbox must do. The rest is breadth: each test opens a container."""
 ESSENTIAL_ELSEWHERE = {"test_assets", "test_reach"}
-"""The same of an engine that shares no files: what differs there."""
+"""Of an engine that shares no files: what differs there."""
 
 
 def pytest_itemcollected(item: pytest.Function) -> None:

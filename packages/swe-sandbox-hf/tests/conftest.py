@@ -10,21 +10,12 @@ from swe_core.api.sandbox import Asset, SandboxSpec
 from swe_sandbox_hf.config import HfConfig
 from swe_sandbox_hf.provider import HfProvider
 from swe_testing.hf import LocalHF
-from swe_testing.sandbox import SandboxConformance
-
-BREADTH = {
-    "test_big_output_streams", "test_cancellation_while_opening", "test_exit_code[exit 255-255]",
-    "test_exit_code[true-0]", "test_last_words_are_not_lost", "test_many_commands_at_once",
-    "test_put_archive[w]", "test_reach_carries_big_bodies", "test_reach_serves_many_connections",
-    "test_reach_two_endpoints", "test_sixteen_at_once", "test_write_and_read[0]",
-    "test_write_and_read[1024]", "test_write_and_read[5]",
-}  # fmt: skip
-"""Of what every sandbox must do."""
+from swe_testing.sandbox import ESSENTIAL, SandboxConformance
 
 
 def pytest_itemcollected(item: pytest.Function) -> None:
     """Mark what is slow of a suite that is not written here."""
-    if issubclass(item.cls or object, SandboxConformance) and {item.name, item.originalname} & BREADTH:
+    if issubclass(item.cls or object, SandboxConformance) and item.name not in ESSENTIAL:
         item.add_marker(pytest.mark.slow)
 
 

@@ -92,6 +92,7 @@ async def test_asset_is_uploaded_once(local_hf: LocalHF, with_asset: SandboxSpec
     assert len(archives_in(local_hf)) == 1
 
 
+@pytest.mark.slow
 async def test_nothing_is_uploaded_to_a_sandbox(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     provider = provider_of()
     await use(provider, with_asset)
@@ -105,6 +106,7 @@ async def test_nothing_is_uploaded_to_a_sandbox(local_hf: LocalHF, with_asset: S
     assert local_hf.calls["server.files"] > 0
 
 
+@pytest.mark.slow
 async def test_two_concurrent_uploads(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     """Both look before either has uploaded, and the second finds the archive."""
     looked, both = 0, anyio.Event()
@@ -141,6 +143,7 @@ async def test_upload_whose_answer_is_lost(local_hf: LocalHF, with_asset: Sandbo
     assert len(repo(local_hf).commits) == 2
 
 
+@pytest.mark.slow
 async def test_mounts_of_a_run_cannot_be_swapped(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     provider = provider_of()
     await use(provider, with_asset)
@@ -212,6 +215,7 @@ async def test_token_that_may_not_create_it(local_hf: LocalHF, monkeypatch: pyte
     assert token not in said
 
 
+@pytest.mark.slow
 async def test_token_that_may_only_read(
     local_hf: LocalHF, with_asset: SandboxSpec, asset: Asset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +231,7 @@ async def test_token_that_may_only_read(
     await use(provider_of(), with_asset)
 
 
+@pytest.mark.slow
 async def test_data_set_that_is_public(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     """Nothing becomes public by surprise, and published archives can be used."""
     await use(provider_of(), with_asset)
@@ -267,6 +272,7 @@ async def test_missing_asset(local_hf: LocalHF, with_asset: SandboxSpec, asset: 
     assert said == f"the asset mine is not a directory of this host: {str(asset.path)!r}"
 
 
+@pytest.mark.slow
 async def test_archive_that_is_none(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
     """An archive that a user put there by hand."""
     await use(provider_of(), with_asset)

@@ -108,6 +108,7 @@ async def test_code_that_removes_the_files_of_its_command(provider: HfProvider, 
         await sh(sandbox, "true")
 
 
+@pytest.mark.slow
 async def test_shell_that_is_gone_or_is_none(
     provider: HfProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +285,7 @@ async def test_secrets_of_a_command_are_in_no_argument(provider: HfProvider, spe
         assert done.exit_code == 0
 
 
+@pytest.mark.slow
 async def test_standard_input_is_in_no_file(provider: HfProvider, spec: SandboxSpec) -> None:
     """Once a command has started: whether it came with the request, or in parts before it."""
     script = "grep -rlaE '[a]-secret-word' /var/tmp /tmp; wc -c"
@@ -315,6 +317,7 @@ async def test_secret_of_the_relay_is_in_no_file(
             assert not [secret for secret in secrets if secret in seen.stdout]
 
 
+@pytest.mark.slow
 async def test_failed_call_tells_no_token(
     local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -350,6 +353,7 @@ async def test_giving_up_while_it_opens_leaves_nothing(
     assert local_hf.jobs.running() == []
 
 
+@pytest.mark.slow
 async def test_concurrency_limit_holds(local_hf: LocalHF, spec: SandboxSpec) -> None:
     provider = HfProvider(HfConfig(internet=True, max_concurrent=2))
     most, two = 0, anyio.Event()
@@ -410,6 +414,7 @@ async def test_only_leftovers_of_a_killed_run_are_reaped(
             await sh(sandbox, "true")
 
 
+@pytest.mark.slow
 async def test_sandbox_that_cannot_be_destroyed_is_left_for_the_next_run(
     local_hf: LocalHF,
     spec: SandboxSpec,

@@ -170,6 +170,7 @@ async def test_invalid_requests(inside: Inside) -> None:
         assert await inside.poll(0.0) == [], said[:100]
 
 
+@pytest.mark.slow
 async def test_body_that_is_too_big(inside: Inside) -> None:
     """One byte over 32 MiB is refused, and its sender comes to read it; 32 MiB are taken."""
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{inside.port}", trust_env=False) as agent:
@@ -203,7 +204,7 @@ def asked_in(frames: list[tuple[RequestFrame | Gone, bytes]]) -> list[tuple[str,
     ]
 
 
-LEAVING = ["ends", "is reset", "says more and ends"]
+LEAVING = ["ends", *(pytest.param(how, marks=pytest.mark.slow) for how in ("is reset", "says more and ends"))]
 
 
 def leave(agent: socket.socket, how: str) -> None:
@@ -243,6 +244,7 @@ async def test_client_that_leaves_while_its_body_waits_is_never_asked_for(inside
         assert asked_in(await inside.poll()) == [("/fifth", 4)]
 
 
+@pytest.mark.slow
 async def test_client_that_does_not_read_is_as_one_that_has_left(inside: Inside) -> None:
     """Its request is closed at the endpoint, and its place is free on both sides."""
     async with inside.asked():

@@ -27,4 +27,14 @@ class SandboxConformance(CommandTests, FileTests, LimitTests, NetworkTests, Kern
     """All tests. `swe_testing.sandbox.base.SandboxSuite` lists what a subclass provides."""
 
 
-__all__ = ["SandboxConformance"]
+ESSENTIAL = {
+    "test_assets", "test_cancellation_kills", "test_closing_leaves_nothing", "test_environment",
+    "test_host_files_are_not_visible", "test_kill", "test_kill_all_ends_commands", "test_memory_is_limited",
+    "test_no_other_address_is_reachable[llm]", "test_notes", "test_output_comes_while_the_command_runs",
+    "test_processes_are_limited", "test_reach", "test_reap_spares_the_living",
+    "test_repository_is_private", "test_stdin",
+    "test_streams_are_kept_apart", "test_timeout_kills_the_whole_tree",
+}  # fmt: skip
+"""Names of the tests for every change of a provider. The rest is breadth: each test opens a sandbox."""
+
+__all__ = ["ESSENTIAL", "SandboxConformance"]
