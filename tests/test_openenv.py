@@ -119,27 +119,9 @@ def test_many_clients_have_an_episode_of_pi_each_at_once(warm: Warm, scratch: Pa
     assert all(record.turns >= 3 for record in records)
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (("--config", "missing.toml"), "cannot read the settings file 'missing.toml'"),
-        (("--set", "worker.openenv.prot=1"), "unknown setting 'prot'; did you mean 'port'?"),
-        (("--set", "worker.openenv.key_env=NO_SUCH_VARIABLE"), "'NO_SUCH_VARIABLE' is unset or empty"),
-        (("--set", "worker.openenv.name=a/b"), "expected letters, digits, - and _"),
-        (("--host", "192.0.2.1"), "the server cannot listen on port"),
-        (("--set", "run.agent=nobody"), "'nobody'"),
-        (("--set", "run.mode=black-box"), "leave out run.mode"),
-        (("--set", "run.executor=ray"), "run.executor is 'ray', but clients of an environment"),
-    ],
-)
-def test_server_that_cannot_start_says_why(
-    command: Command, tmp_path: Path, args: tuple[str, ...], says: str
-) -> None:
-    done = command(
-        *("openenv", "serve", "--out", str(tmp_path / "run"), "--port", "0"),
-        *("--set", "sandbox.local.unisolated=true"),
-        *args,
-    )
+def test_server_that_cannot_listen_says_why(command: Command, tmp_path: Path) -> None:
+    where = ("--out", str(tmp_path / "run"), "--host", "192.0.2.1", "--port", "0")
+    done = command("openenv", "serve", *where, "--set", "sandbox.local.unisolated=true")
     assert done.code != 0
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("swe-core: error")]
-    assert says in line
+    assert "the server cannot listen on port" in line

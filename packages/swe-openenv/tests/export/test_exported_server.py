@@ -56,7 +56,11 @@ def test_served_folder_keeps_its_promises(copy: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("interactive", "action"), [("false", {"type": "run_agent"}), ("true", {"type": "submit"})]
+    ("interactive", "action"),
+    [
+        pytest.param("false", {"type": "run_agent"}, marks=pytest.mark.slow),
+        ("true", {"type": "submit"}),
+    ],
 )
 def test_probe_of_the_manifest_is_rewarded_and_main_serves(
     tmp_path: Path, interactive: str, action: dict[str, str]
@@ -89,6 +93,7 @@ def test_server_that_cannot_start_says_why_and_ends(copy: Path) -> None:
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_server_ends_when_its_run_ends(copy: Path, tmp_path: Path) -> None:
     """No client can be served where nothing can be recorded; a container is then started again."""
     out = tmp_path / "run"
@@ -104,6 +109,7 @@ def test_server_ends_when_its_run_ends(copy: Path, tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_two_servers_cannot_share_a_run(copy: Path, tmp_path: Path) -> None:
     out = {"SWE_OPENENV_OUT": str(tmp_path / "run")}
     with running(copy, uvicorn(), **out):

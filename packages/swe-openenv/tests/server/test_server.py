@@ -291,6 +291,7 @@ def test_server_on_another_run_is_refused(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.slow
 def test_web_interface_plays_an_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It calls the environment from a thread."""
     monkeypatch.setenv("ENABLE_WEB_INTERFACE", "true")
@@ -414,9 +415,8 @@ def test_wrong_mode_of_openenv_is_a_sentence(monkeypatch: pytest.MonkeyPatch) ->
         make_app(None, ServerConfig())  # type: ignore[arg-type]  # it never gets so far
 
 
-@pytest.mark.parametrize("key", ["with space", "line\n", "ü"])
-def test_key_that_no_header_carries_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("THE_KEY", key)
+def test_key_that_no_header_carries_is_refused_and_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THE_KEY", "two words")
     with pytest.raises(ConfigError, match="cannot carry: set another") as refused:
         OpenEnvWorker(ServerConfig(key_env="THE_KEY"))
-    assert key not in str(refused.value)
+    assert "two words" not in str(refused.value)
