@@ -44,13 +44,19 @@ class Caller:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._url = env["BASE"] + "/chat/completions"
+        self._exit = env["EXIT"]
         self._headers = {"Authorization": f"Bearer {env['KEY']}"}
 
-    async def ask(self, *messages: tuple[str, str], stream: bool = False) -> None:
-        body = {"messages": [{"role": role, "content": text} for role, text in messages], "stream": stream}
-        async with aiohttp.ClientSession(headers=self._headers) as http:
-            async with http.post(self._url, json=body) as reply:
-                await reply.read()
+    async def ask(self, *messages: tuple[str, Any], stream: bool = False) -> None:
+        asked = [{"role": role, "content": content} for role, content in messages]
+        await self._post(self._url, {"messages": asked, "stream": stream})
+
+    async def submit(self) -> None:
+        await self._post(self._exit, {})
+
+    async def _post(self, url: str, body: object) -> None:
+        async with aiohttp.ClientSession(headers=self._headers) as http, http.post(url, json=body) as reply:
+            await reply.read()
 
 
 async def one_call(caller: Caller) -> None:
@@ -71,7 +77,7 @@ class Talker(AgentSpec):
         return ["agent"]
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
-        return {"BASE": ctx.base_url, "KEY": ctx.api_key}
+        return {"BASE": ctx.base_url, "KEY": ctx.api_key, "EXIT": ctx.exit_url}
 
 
 class Inside(Process):
@@ -80,12 +86,14 @@ class Inside(Process):
     def __init__(self, box: Box, env: Mapping[str, str] | None) -> None:
         self._box = box
         self._env = env
+        self._lives = anyio.CancelScope()
 
     async def output(self) -> AsyncIterator[tuple[Stream, bytes]]:
-        if self._env is not None:
-            await self._box.agent.talk(Caller(self._env))
-            if self._box.id in self._box.agent.staying:
-                await anyio.sleep_forever()
+        with self._lives:
+            if self._env is not None:
+                await self._box.agent.talk(Caller(self._env))
+                if self._box.id in self._box.agent.staying:
+                    await anyio.sleep_forever()
         for nothing in ():
             yield nothing
 
@@ -93,7 +101,7 @@ class Inside(Process):
         return 0 if self._env is None else self._box.agent.code
 
     async def kill(self) -> None:
-        """Nothing is left of it."""
+        self._lives.cancel()
 
 
 class Box(Sandbox):
@@ -131,6 +139,7 @@ class CountedProvider:
         closes: Whether they close without an error.
         flavors: Flavors of the next ones.
         on_open: Called with each new one; an error it raises prevents the opening.
+        opening: What takes time then.
     """
 
     def __init__(self, agent: Talker) -> None:
@@ -138,12 +147,14 @@ class CountedProvider:
         self.closes = True
         self.flavors: list[str] = []
         self.on_open: Callable[[Sandbox], None] = lambda sandbox: None
+        self.opening: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
         self._agent = agent
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
         sandbox = Box(spec, self._agent)
         self.on_open(sandbox)
+        await self.opening()
         sandbox.flavor = self.flavors.pop(0) if self.flavors else None
         self.alive.append(sandbox.id)
         try:

@@ -41,6 +41,11 @@ def _line(text: str, **more: Any) -> dict[str, Any]:
     return {"task_id": "t", "replies": [{"message": {"role": "assistant", "content": text}}], **more}
 
 
+def _two_replies() -> dict[str, Any]:
+    replies = [{"message": {"role": "assistant", "content": text}} for text in ("first", "second")]
+    return {"task_id": "t", "replies": replies}
+
+
 async def _converse(server: InterceptionServer, engine: Engine, who: EngineSession, calls: int) -> list[Turn]:
     """Ask `calls` times with the real SDK, every other time streaming."""
     turns: list[Turn] = []
@@ -104,11 +109,6 @@ async def test_replies_are_recorded_in_order_of_the_calls(tmp_path: Path) -> Non
     assert [reply.message["content"] for reply in line.replies] == ["first", "second"]
 
 
-def _two_replies() -> dict[str, Any]:
-    replies = [{"message": {"role": "assistant", "content": text}} for text in ("first", "second")]
-    return {"task_id": "t", "replies": replies}
-
-
 async def test_failed_calls_are_not_recorded(tmp_path: Path) -> None:
     file = tmp_path / "recording.jsonl"
     inner = ReplayEngine(ReplayConfig(file=_write(tmp_path / "in.jsonl", GOOD)))
@@ -120,25 +120,6 @@ async def test_failed_calls_are_not_recorded(tmp_path: Path) -> None:
         await engine.end(_who(task="never asked", rollout="r2"))
     (line,) = read_recording(file)
     assert len(line.replies) == 1
-
-
-async def test_concurrent_sessions_write_whole_lines(tmp_path: Path) -> None:
-    file = tmp_path / "recording.jsonl"
-    text = "x" * 200_000
-    source = _write(tmp_path / "in.jsonl", _line(text))
-    async with RecordingEngine(ReplayEngine(ReplayConfig(file=source)), file, Redactor()) as engine:
-
-        async def one(number: int) -> None:
-            who = _who(rollout=str(number), attempt=number)
-            await engine.complete(REQUEST, who)
-            await engine.end(who)
-
-        async with anyio.create_task_group() as group:
-            for number in range(20):
-                group.start_soon(one, number)
-    lines = read_recording(file)
-    assert sorted(line.attempt or 0 for line in lines) == list(range(20))
-    assert {line.replies[0].message["content"] for line in lines} == {text}
 
 
 async def test_unwritable_recording_is_rejected_before_the_run(tmp_path: Path) -> None:
@@ -222,14 +203,9 @@ async def test_replay_without_a_reply_is_an_error(tmp_path: Path) -> None:
     ("line", "problem"),
     [
         ("{not json", "Invalid JSON"),
-        ("[]", "valid dictionary|object"),
-        ('{"replies": []}', "task_id: Field required"),
         ('{"task_id": 7, "replies": []}', "task_id: .*string"),
-        ('{"task_id": "t"}', "replies: Field required"),
         ('{"task_id": "t", "replies": [], "atempt": 1}', "atempt: Extra"),
-        ('{"task_id": "t", "replies": [{"message": "hi"}]}', r"replies\.0\.message: .*dictionary|object"),
         ('{"task_id": "t", "replies": [{"message": {"role": "user"}}]}', "role is 'assistant'"),
-        ('{"task_id": "t", "attempt": "1", "replies": []}', "attempt: .*integer"),
     ],
 )
 def test_invalid_line_of_a_recording_is_named(tmp_path: Path, line: str, problem: str) -> None:

@@ -32,7 +32,7 @@ def turn_tokens(prompt: int, completion: int, logprob: float = -1.0) -> TurnToke
 
 
 TOKENS = turn_tokens(1, 2)
-NAMES = st.sampled_from("abc")
+NAMES = st.sampled_from("abcdefgh")
 OUTCOMES = st.sampled_from(["resolved", "unresolved", "error", "cancelled"])
 CAUSES = st.sampled_from([None, "tired"])
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -46,6 +46,10 @@ def run(tmp_path: Path) -> RunDirectory:
     redactor = Redactor()
     redactor.add("sekret-token-1")
     return RunDirectory.create(tmp_path / "run", new_run_info({"swe-core": "0"}, {}, 2, ["a note"]), redactor)
+
+
+def size_of(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 class Runs(RuleBasedStateMachine):
@@ -68,6 +72,8 @@ class Runs(RuleBasedStateMachine):
         self.open: dict[str, RolloutFolder] = {}
         """The folders of rollouts that run."""
         self.crashed = False
+        self.changed = False
+        """Since it was resumed."""
 
     def teardown(self) -> None:
         self.close()
@@ -118,25 +124,30 @@ class Runs(RuleBasedStateMachine):
     works = precondition(lambda self: self.open and not self.crashed)
 
     @goes
-    @rule(name=NAMES)
-    def begin(self, name: str) -> None:
-        if name in self.calls:
-            with pytest.raises(FileExistsError):
-                self.run.folder(name)
-        else:
-            self.open[name] = self.run.folder(name)
-            self.calls[name] = []
+    @rule(names=st.sets(NAMES, min_size=1))
+    def begin(self, names: set[str]) -> None:
+        for name in sorted(names):
+            if name in self.calls:
+                with pytest.raises(FileExistsError):
+                    self.run.folder(name)
+            else:
+                self.open[name], self.calls[name], self.changed = self.run.folder(name), [], True
+                self.call(name)
+
+    def call(self, name: str) -> None:
+        made = make_turn(len(self.calls[name]), tokens=TOKENS)
+        self.open[name].add_turn(made)
+        self.calls[name].append(made)
 
     @works
     @rule(data=st.data(), at=CUT)
-    def call(self, data: st.DataObject, at: float | None) -> None:
-        """One LLM call; the process may die while it is written."""
+    def calls_one_more(self, data: st.DataObject, at: float | None) -> None:
+        """The process may die while it is written."""
         name = data.draw(st.sampled_from(sorted(self.open)))
-        made, file = make_turn(len(self.calls[name]), tokens=TOKENS), self.turns_of(name)
-        before = file.stat().st_size if file.exists() else 0
-        self.open[name].add_turn(made)
-        if at is None or self.torn(file, before, at):
-            self.calls[name].append(made)
+        before = size_of(self.turns_of(name))
+        self.call(name)
+        if at is not None and not self.torn(self.turns_of(name), before, at):
+            self.calls[name].pop()
 
     @works
     @rule(data=st.data())
@@ -147,16 +158,16 @@ class Runs(RuleBasedStateMachine):
         self.given_up[name, again], self.calls[name] = self.calls[name], []
 
     @works
-    @rule(data=st.data(), outcome=OUTCOMES, why=CAUSES, at=CUT, lost=st.sets(st.integers(0, 2)))
+    @rule(data=st.data(), outcome=OUTCOMES, why=CAUSES, at=CUT, losing=st.booleans())
     def finish(
-        self, data: st.DataObject, outcome: str, why: str | None, at: float | None, lost: set[int]
+        self, data: st.DataObject, outcome: str, why: str | None, at: float | None, losing: bool
     ) -> None:
         name = data.draw(st.sampled_from(sorted(self.open)))
-        if lost:
-            self.lose(name, lost)
+        if losing:
+            self.lose(name, data.draw(st.sets(st.integers(0, len(self.calls[name])), min_size=1)))
         self.open.pop(name).close()
         made, read = self.record(name, outcome, why)
-        before = self.file.stat().st_size if self.file.exists() else 0
+        before = size_of(self.file)
         self.run.append(made)
         if at is None or self.torn(self.file, before, at):
             self.lines.append(read)
@@ -175,7 +186,7 @@ class Runs(RuleBasedStateMachine):
         """Of the line that says so nothing counts."""
         name = data.draw(st.sampled_from(sorted(self.open)))
         file, before = self.turns_of(name), list(self.calls[name])
-        size = file.stat().st_size if file.exists() else 0
+        size = size_of(file)
         self.lose(name, {0})
         self.torn(file, size, at)
         self.calls[name] = before
@@ -226,13 +237,10 @@ class Runs(RuleBasedStateMachine):
         self.run.append(made)
         self.lines.append(read)
 
-    @rule()
-    def die(self) -> None:
-        self.crashed = True
-
-    @precondition(lambda self: self.crashed)
+    @precondition(lambda self: self.crashed or self.changed)
     @rule(again=st.sets(OUTCOMES), full=st.booleans())
     def resume(self, again: set[Any], full: bool) -> None:
+        """After a crash or a kill."""
         stays = {
             rollout.id
             for rollout in self.lines
@@ -250,7 +258,7 @@ class Runs(RuleBasedStateMachine):
         folders = stays | self.aside.keys()
         self.calls = {name: turns for name, turns in self.calls.items() if name in folders}
         self.given_up = {key: turns for key, turns in self.given_up.items() if key[0] in folders}
-        self.crashed = False
+        self.crashed = self.changed = False
 
     def fails_to_resume(self, again: set[Any]) -> None:
         """On a full disk: nothing changes."""
@@ -283,7 +291,7 @@ class Runs(RuleBasedStateMachine):
 
 
 def test_run_directory_is_its_model_whatever_crashes(run_machine: Callable[..., None]) -> None:
-    run_machine(Runs, examples=60)
+    run_machine(Runs, examples=60, steps=50)
 
 
 @pytest.mark.parametrize(

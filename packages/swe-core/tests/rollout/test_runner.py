@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import aiohttp
 import anyio
@@ -15,6 +16,7 @@ from aiohttp.web import StreamResponse
 
 from swe_core.api.agent import AgentContext, AgentDialogue, AgentEvent, InteractiveAgent
 from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession, ForkCause, Sampled
+from swe_core.api.limits import Budgets
 from swe_core.api.records import Rollout
 from swe_core.api.sandbox import SandboxSpec
 from swe_core.builtin.local.provider import LocalProvider
@@ -270,6 +272,61 @@ async def test_agent_that_exceeds_its_time_is_known_by_the_type_of_its_error(ben
     assert rollout.failure is not None
     assert (rollout.failure.boundary, rollout.failure.type) == ("agent", "AgentTimeout")
     assert (rollout.outcome, rollout.reward, rollout.ended_by) == ("error", None, None)
+
+
+async def test_sandbox_that_opens_too_slowly_is_a_sandbox_error(bench: Bench) -> None:
+    bench.provider.opening = anyio.sleep_forever
+    limits = bench.first.limits.model_copy(update={"open": 0.001})
+    rollout = (await bench.runner.run(bench.first.model_copy(update={"limits": limits}))).rollout
+    assert rollout.failure is not None
+    assert rollout.failure.boundary == "sandbox"
+    assert "did not open within its budget of 0.001 s (limits.open)" in rollout.failure.message
+
+
+async def late(caller: Caller) -> None:
+    await anyio.sleep_forever()
+
+
+async def only_submit(caller: Caller) -> None:
+    await caller.submit()
+    await anyio.sleep_forever()
+
+
+async def picture(caller: Caller) -> None:
+    await caller.ask(("user", [{"type": "image_url", "image_url": {}}]))
+
+
+async def two_pictures(caller: Caller) -> None:
+    for _ in range(2):
+        await picture(caller)
+
+
+ELSEWHERE = ["it ended before its first call, or is configured to call another endpoint"]
+
+
+@pytest.mark.parametrize(
+    ("talk", "limits", "budget", "says"),
+    [
+        (late, {"first_call": 0.05}, {}, ["within 0.05 s (limits.first_call)", "cannot reach this one"]),
+        (only_submit, {}, {"turns": 9}, ELSEWHERE),
+        (late, {}, {"wall": 0.05}, ELSEWHERE),
+        (picture, {}, {}, ["its only request was refused: messages[0]: "]),
+        (two_pictures, {}, {}, ["each of its 2 requests was refused: messages[0]: "]),
+    ],
+)
+async def test_agent_that_was_never_answered_is_an_error_however_it_ends(
+    bench: Bench, talk: Any, limits: dict[str, float], budget: dict[str, float], says: list[str]
+) -> None:
+    """And no verdict on the policy, which was not asked."""
+    bench.agent.talk = talk
+    limits = bench.first.limits.model_copy(update=limits)
+    request = bench.first.model_copy(update={"limits": limits, "budget": Budgets(grace=0, **budget)})
+    rollout = (await bench.runner.run(request)).rollout
+    assert rollout.outcome == "error"
+    assert rollout.failure is not None
+    assert (rollout.failure.boundary, rollout.failure.type) == ("agent", "NoLLMCall")
+    for part in says:
+        assert part in rollout.failure.message
 
 
 async def test_reward_is_shaped_before_the_record_is_written(bench: Bench) -> None:

@@ -103,19 +103,8 @@ def test_abandoned_attempt_leaves_no_trace_in_the_record(collected: bool) -> Non
     assert record.failure is not None
     assert record.failure.message == "it is gone too"
     assert given_up.failure.message == "it is gone"
-    if collected:
-        assert (given_up.folder, given_up.turns, given_up.seconds) == (None, 0, 2.0)
-        assert (record.patch_bytes, record.phases.agent, record.agent_exit_code, record.turns) == (
-            4,
-            5.0,
-            0,
-            1,
-        )
-    else:
-        assert (given_up.folder, given_up.turns) == ("retried-1", 1)
-        assert (record.patch_bytes, record.phases.agent, record.agent_exit_code, record.turns) == (
-            0,
-            None,
-            None,
-            0,
-        )
+    of_record = record.patch_bytes, record.phases.agent, record.agent_exit_code, record.turns
+    of_attempt = given_up.folder, given_up.turns
+    assert of_record == ((4, 5.0, 0, 1) if collected else (0, None, None, 0))
+    assert of_attempt == ((None, 0) if collected else ("retried-1", 1))
+    assert not collected or given_up.seconds == 2.0

@@ -25,7 +25,6 @@ from swe_core.api.records import Rollout
 from swe_core.api.worker import FinishedRollout
 from swe_core.errors import SweError
 from swe_core.rollout.nodes import pool as pool_module
-from swe_core.rollout.nodes import spool as spool_module
 from swe_core.rollout.nodes.messages import Begin, Poll, Start, TurnEvent, from_bytes, to_bytes
 from swe_core.rollout.nodes.spool import PART, Spool, unpack
 from swe_core.run.node import RolloutNode, _Log, _spool
@@ -53,13 +52,20 @@ def spooled(path: Path, name: str, files: dict[str, bytes], outcome: str = "reso
     Spool(path / "spool").add("r", record_of(rollout), (), folder)
 
 
-async def test_truncated_archive_is_refused(tmp_path: Path) -> None:
+async def test_damaged_archive_is_refused(tmp_path: Path) -> None:
+    """Cut short after its first file, or with rows that are none."""
     spooled(tmp_path, "a", {"turns.jsonl": b"x" * 600, "patch.diff": b"y" * 600})
     data = (tmp_path / "spool" / "r.tar").read_bytes()
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         end_of_record = archive.getmembers()[1].offset
-    with pytest.raises(SweError, match="damaged"):
-        unpack(io.BytesIO(data[:end_of_record]), tmp_path / "rollouts")
+    rows = io.BytesIO(data[:end_of_record] + bytes(1024))
+    with tarfile.open(fileobj=rows, mode="a") as archive:
+        member = tarfile.TarInfo("rows.npz")
+        member.size = 103
+        archive.addfile(member, io.BytesIO(b"PK\3\4" + b"0" * 99))
+    for damaged in (io.BytesIO(data[:end_of_record]), io.BytesIO(rows.getvalue())):
+        with pytest.raises(SweError, match="damaged"):
+            unpack(damaged, tmp_path / "rollouts")
 
 
 async def test_two_tries_of_one_spool_do_not_mix(tmp_path: Path) -> None:
@@ -72,22 +78,6 @@ async def test_two_tries_of_one_spool_do_not_mix(tmp_path: Path) -> None:
     spooled(tmp_path, "b", {name: content.replace(b"A", b"B") for name, content in big.items()})
     while part := spool.read("r", file.tell()):
         file.write(part)
-    file.seek(0)
-    with pytest.raises(SweError, match="damaged"):
-        unpack(file, tmp_path / "rollouts")
-
-
-async def test_damaged_rows_are_a_sentence(tmp_path: Path) -> None:
-    rollout = make_rollout("t", 0, "resolved").model_copy(update={"id": "r"})
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for name, content in (
-            ("record.json", orjson.dumps(rollout.model_dump(mode="json"))),
-            ("rows.npz", b"PK\3\4" + b"0" * 99),
-        ):
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
     file.seek(0)
     with pytest.raises(SweError, match="damaged"):
         unpack(file, tmp_path / "rollouts")
@@ -286,17 +276,6 @@ async def test_log_line_with_a_surrogate_does_not_take_the_node_out(tmp_path: Pa
     assert answer[:1] == b"+", answer
 
 
-async def test_wrong_log_call_raises_nothing() -> None:
-    node = RolloutNode(Redactor())
-    handler = _Log(node._log, Redactor())
-    logging.raiseExceptions, before = False, logging.raiseExceptions
-    try:
-        record = logging.LogRecord("x", 30, "f", 1, "%d rollouts", ("three",), None)
-        handler.handle(record)  # StreamHandler prints "--- Logging error ---" and goes on
-    finally:
-        logging.raiseExceptions = before
-
-
 async def test_events_of_other_threads_keep_their_order(tmp_path: Path) -> None:
     node = RolloutNode(Redactor())
     node._loop = asyncio.get_running_loop()
@@ -304,11 +283,11 @@ async def test_events_of_other_threads_keep_their_order(tmp_path: Path) -> None:
     sys.setswitchinterval(1e-5)
     try:
         threads = [
-            threading.Thread(target=lambda: [node._log(30, "x") for _ in range(20000)]) for _ in range(2)
+            threading.Thread(target=lambda: [node._log(30, "x") for _ in range(2000)]) for _ in range(2)
         ]
         for thread in threads:
             thread.start()
-        for _ in range(20000):
+        for _ in range(2000):
             node._log(30, "y")
         for thread in threads:
             thread.join()
@@ -316,7 +295,7 @@ async def test_events_of_other_threads_keep_their_order(tmp_path: Path) -> None:
         sys.setswitchinterval(before)
     await anyio.lowlevel.checkpoint()
     numbers = [event.number for event in node._events]
-    assert len(numbers) == 60000
+    assert len(numbers) == 6000
     assert all(first < second for first, second in itertools.pairwise(numbers))
 
 
@@ -413,17 +392,6 @@ async def test_record_of_a_node_has_no_token_of_its_rollout(tmp_path: Path) -> N
             await anyio.sleep(0.01)
         tasks.cancel_scope.cancel()
     assert b"swe_tok_secret" not in (tmp_path / "r.tar").read_bytes()
-
-
-async def test_finished_rollout_whose_folder_stays_is_told_as_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def busy(path: Path, ignore_errors: bool = False) -> None:
-        if not ignore_errors:
-            raise OSError(16, "Device or resource busy")
-
-    monkeypatch.setattr(spool_module.shutil, "rmtree", busy)
-    spooled(tmp_path, "a", {"turns.jsonl": b"x"})  # must not raise: the rollout is in the spool
 
 
 async def test_bounded_memory_of_the_driver(tmp_path: Path) -> None:

@@ -206,22 +206,6 @@ async def test_finished_rollout_of_a_crashed_node_is_taken_over(tmp_path: Path) 
         await made.until(made.acknowledged)
 
 
-async def test_short_split_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
-    one, two = SimulatedNode("one", seconds=0.1), SimulatedNode("two", seconds=0.1)
-    async with driver(tmp_path, one, two, lost_after=600) as made:
-        await made.pool.joined(all_of_them=True)
-        async with anyio.create_task_group() as tasks:
-            for number in range(8):
-                tasks.start_soon(made.submit, f"r{number}")
-            await made.until(lambda: len(one._running) == 2)
-            one.break_connection()
-            await made.until(lambda: len(one.finished) == 2)
-            one.reachable = True
-        await made.until(made.acknowledged)
-        assert len(one.began) + len(two.began) == 8
-        assert all(rollout.retried == () for rollout in made.committed)
-
-
 async def test_long_split_runs_rollouts_elsewhere_and_what_returns_counts_once(tmp_path: Path) -> None:
     one, two = SimulatedNode("one", slots=1, seconds=600), SimulatedNode("two", slots=1, seconds=600)
     async with driver(tmp_path, one, two) as made:
@@ -238,24 +222,6 @@ async def test_long_split_runs_rollouts_elsewhere_and_what_returns_counts_once(t
         (given_up,) = rollout.retried
         assert given_up.failure.message == f"an earlier try on the node {away.name} finished first"
         await made.until(lambda: made.acknowledged() and not other._running)
-        made.accounted()
-
-
-async def test_rollout_that_the_driver_gave_away_is_ended_where_it_returns(tmp_path: Path) -> None:
-    one, two = SimulatedNode("one", slots=1, seconds=600), SimulatedNode("two", slots=1, seconds=600)
-    async with driver(tmp_path, one, two) as made:
-        await made.pool.joined(all_of_them=True)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(made.submit, "r")
-            await made.until(lambda: ("r", "turn") in made.seen)
-            away, other = (one, two) if one.began else (two, one)
-            away.break_connection()
-            await made.until(lambda: "r" in other._running)
-            away.reachable = True
-            await made.until(lambda: not away._running)
-            other._end("r", None, False)
-        assert made.of("r").outcome == "resolved"
-        await made.until(made.acknowledged)
         made.accounted()
 
 
@@ -323,18 +289,6 @@ async def test_interrupted_rollouts_are_committed_as_cancelled(tmp_path: Path) -
         }  # fmt: skip
         await made.until(made.acknowledged)
         made.accounted()
-
-
-async def test_cancellation_reaches_a_node_that_was_away(tmp_path: Path) -> None:
-    node = SimulatedNode("one", seconds=600)
-    async with driver(tmp_path, node, lost_after=600) as made, anyio.create_task_group() as tasks:
-        tasks.start_soon(made.submit, "r")
-        await made.until(lambda: ("r", "turn") in made.seen)
-        node.break_connection()
-        made.pool.cancel("r", "stale")
-        node.reachable = True
-        await made.until(lambda: len(made.committed) == 1)
-        assert made.of("r").cancelled_as == "stale"
 
 
 async def test_rollout_that_ends_its_nodes_becomes_an_error(tmp_path: Path) -> None:
