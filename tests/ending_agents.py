@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from swe_core import AgentContext, AgentSpec, Component, HostTool, hookimpl
 
 PRELUDE = """
-import json, os, time, urllib.error, urllib.request
+import json, os, time, urllib.request
 def post(url, body):
     headers = {"Authorization": "Bearer " + os.environ["KEY"], "Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
@@ -39,22 +39,6 @@ while True:
     print(ask(str(number))["finish_reason"], flush=True)
 """,
     "dawdle": 'ask("hello"); time.sleep(1000)',
-    "late": "time.sleep(1000)",
-    "only-submit": 'post(os.environ["EXIT"], {}); time.sleep(1000)',
-    "image": """
-try:
-    ask([{"type": "image_url", "image_url": {}}])
-except urllib.error.HTTPError as error:
-    print(error, flush=True)
-""",
-    "image-late": """
-for _ in range(2):
-    try:
-        ask([{"type": "image_url", "image_url": {}}])
-    except urllib.error.HTTPError as error:
-        print(error, flush=True)
-time.sleep(1000)
-""",
 }
 
 

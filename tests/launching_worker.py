@@ -17,7 +17,7 @@ from swe_core import Component, hookimpl
 from swe_core.api.component import Config
 from swe_core.api.rollout_request import RolloutRequest
 from swe_core.cli.progress import PlainProgress
-from swe_core.errors import ConfigError, SweError
+from swe_core.errors import SweError
 from swe_core.plugins.manager import PluginSet
 from swe_core.rollout.runner import Runner
 from swe_core.run.execute import execute
@@ -30,7 +30,7 @@ from swe_core.system.event_loop import run
 class TrainerConfig(Config):
     """How it ends."""
 
-    end: Literal["well", "interrupted", "interrupted-early", "fails", "refuses"] = "well"
+    end: Literal["well", "interrupted", "interrupted-early", "fails"] = "well"
     note: str = ""
     weight_sync: str = ""
 
@@ -78,8 +78,6 @@ class Trainer(Launcher):
             )
         if self.config.end == "fails":
             raise SweError("the trainer 'launching' lost its device: look at its log")
-        if self.config.end == "refuses":
-            raise ConfigError("worker.launching.end is 'refuses': choose another")
         if self.config.end == "interrupted-early":
             return True
         worker = Rollouts(self.config.end == "interrupted")

@@ -13,14 +13,14 @@ TASK = "demo__memofn-1"
 
 
 AGENTS = [
-    ("crash", "error", "agent", "'crash' exited with code 3: about to fail"),
-    ("silent", "error", "agent", "made no LLM call through the endpoint"),
-    ("absent", "error", "agent", "its program 'no-such-agent' is missing in the "),
     ("fill", "unresolved", None, "disk is full"),
     ("commit", "unresolved", None, ""),
     ("orphan", "unresolved", None, ""),
 ]
 MORE_AGENTS = [
+    ("crash", "error", "agent", "'crash' exited with code 3: about to fail"),
+    ("silent", "error", "agent", "made no LLM call through the endpoint"),
+    ("absent", "error", "agent", "its program 'no-such-agent' is missing in the "),
     ("hang", "error", "agent", "did not end within its budget of 6 s"),
     ("flood", "unresolved", None, "empty"),
     ("fork", "unresolved", None, "empty"),

@@ -72,7 +72,13 @@ async def run_bare(agent: BundledAgent, image: str, *script: str | Run) -> Trial
     return await run_once(agent, ScriptedModel(*script), provider=DockerProvider(DockerConfig()), image=image)
 
 
-@pytest.mark.parametrize("interpreter", [Node(), Python(("3.11", "3.12"))], ids=["node", "python"])
+@pytest.mark.parametrize(
+    "interpreter",
+    [
+        pytest.param(Node(), id="node", marks=pytest.mark.slow),
+        pytest.param(Python(("3.11", "3.12")), id="python"),
+    ],
+)
 async def test_static_agent_reaches_its_endpoint(bare_image: str, busybox: Path, interpreter: Part) -> None:
     trial = await run_bare(Static(busybox, interpreter), bare_image, "hello yourself")
     assert trial.failure is None

@@ -81,6 +81,7 @@ async def test_openai(swe_core: SweCore, tmp_path: Path) -> None:
     assert done.only["turns"] == len(replies) + 1
 
 
+@pytest.mark.slow
 async def test_openai_rejects_an_invalid_key(swe_core: SweCore, tmp_path: Path) -> None:
     """The other tests find what there is to be found."""
     async with ScriptedProvider([echo(0), echo(1), say("done")]) as provider:
@@ -93,7 +94,7 @@ def sampled(shift: int) -> str:
     return f"<think>\n{text}!\n</think>\n\n{text}." + tool_call("bash", command=text)
 
 
-@pytest.mark.parametrize("key", [CANARY, OTHER])
+@pytest.mark.parametrize("key", [CANARY, pytest.param(OTHER, marks=pytest.mark.slow)])
 async def test_vllm(swe_core: SweCore, scripted: Scripted, tmp_path: Path, key: str) -> None:
     """The ids are those that were sampled, and each turn continues the ids of the one before."""
     replies = [*map(sampled, range(6)), "done"]

@@ -19,7 +19,7 @@ import anyio.to_thread
 import pytest
 
 from swe_core.api.task import Task
-from swe_testing.provider import Fault, ScriptedProvider, call_tool, refusing_url, say
+from swe_testing.provider import Fault, ScriptedProvider, call_tool, say
 
 from .conftest import TASK, Command, Done, SweCore, fix, leftovers, wait_for
 
@@ -142,9 +142,6 @@ async def test_pi_in_containers_on_a_file_of_rows_with_a_provider(
     ("fault", "says"),
     [
         ("401", "401"),
-        pytest.param("html", "HTML", marks=pytest.mark.slow),
-        pytest.param("429", "429", marks=pytest.mark.slow),
-        pytest.param("500", "500", marks=pytest.mark.slow),
         pytest.param("hang", "sent nothing for 2 s", marks=pytest.mark.slow),
     ],
 )
@@ -166,22 +163,11 @@ async def test_provider_that_fails_in_the_middle_is_an_engine_error(
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("fault", "says"), [("html", "HTML"), ("401", "401")])
-async def test_unusable_provider_is_reported_before_anything_is_opened(
-    swe_core: SweCore, fault: Fault, says: str
-) -> None:
-    async with ScriptedProvider(models_fault=fault) as provider:
+async def test_unusable_provider_is_reported_before_anything_is_opened(swe_core: SweCore) -> None:
+    async with ScriptedProvider(models_fault="401") as provider:
         done = await in_thread(swe_core, "--task", TASK, "--engine-url", provider.url, "--model", "scripted")
     assert done.code == 1
-    assert says in done.stderr
-    assert not done.out.exists()
-
-
-def test_refusing_port_is_reported_before_anything_is_opened(swe_core: SweCore) -> None:
-    with refusing_url() as url:
-        done = swe_core("--task", TASK, "--engine-url", url, "--model", "m")
-    assert done.code == 1
-    assert url in done.stderr
+    assert "401" in done.stderr
     assert not done.out.exists()
 
 
@@ -259,15 +245,6 @@ def host_address() -> str:
         except OSError:
             return "127.0.0.2"
         return str(probe.getsockname()[0])
-
-
-def test_sandbox_that_opens_too_slowly_is_a_sandbox_error(swe_core: SweCore, sandbox: str) -> None:
-    done = swe_core(
-        "--agent", "nop", "--sandbox", sandbox, "--task", TASK, "--set", "limits.open=0.001"
-    )  # fmt: skip
-    failure = done.only["failure"]
-    assert failure["boundary"] == "sandbox"
-    assert "did not open within its budget of 0.001 s (limits.open)" in failure["message"]
 
 
 @pytest.mark.usefixtures("local_sandbox")

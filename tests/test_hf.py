@@ -187,6 +187,7 @@ async def test_quota_that_is_spent_is_an_error_that_may_be_tried_again(
     assert "the account's limits" in done.only["retried"][0]["failure"]["message"]
 
 
+@pytest.mark.slow
 async def test_quota_that_stays_spent(swe_core: SweCore, hf: LocalHF) -> None:
     """As often as was said, and then it is the rollout's error, in one sentence."""
     hf.faults.quota = 0

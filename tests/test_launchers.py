@@ -27,7 +27,7 @@ from swe_core.api.component import RunOption
 
 @hookimpl
 def swe_options():
-    return [RunOption("{flag}", "worker.launching.weight_sync", "How weights are sent.", "HOW")]
+    return [RunOption("--acme-sync", "worker.launching.weight_sync", "How weights are sent.", "HOW")]
 """
 
 
@@ -83,6 +83,7 @@ def test_launcher_is_asked_outside_any_event_loop_with_settings_that_make_the_sa
     assert "resolved 0 of 4" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_sandbox")
 def test_errors_of_rollouts_are_no_error_of_training(launched: Launched) -> None:
     done = launched(*training(), "--set", "limits.open=0.001")
@@ -90,14 +91,10 @@ def test_errors_of_rollouts_are_no_error_of_training(launched: Launched) -> None
     assert done.code == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("end", "code", "says"),
-    [("fails", 1, "lost its device: look at its log"), ("refuses", 2, "worker.launching.end is 'refuses'")],
-)
-def test_launcher_exception_is_one_sentence(launched: Launched, end: str, code: int, says: str) -> None:
-    done = launched(*training(end))
-    one_sentence(done, says)
-    assert done.code == code
+def test_launcher_exception_is_one_sentence(launched: Launched) -> None:
+    done = launched(*training("fails"))
+    one_sentence(done, "lost its device: look at its log")
+    assert done.code == 1
     assert not done.out.exists()
 
 
@@ -155,47 +152,26 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ([], ["the run 'run' cannot be resumed", "its tasks have changed: 'demo__", "' is new"]),
         (["--agent", "nop"], ["the setting 'run.agent' was None when it was started and is 'nop' now"]),
-        (["--out", "elsewhere"], ["--resume and --out exclude each other"]),
-        (["--config", "swe.toml"], ["--resume and --config exclude each other"]),
     ],
 )
 def test_runs_that_cannot_resume(
     launched: Launched, recorded: Path, args: list[str], parts: list[str]
 ) -> None:
-    (recorded.parent / "swe.toml").write_text("")
     (recorded / "rollouts" / "torn-0").mkdir()
     done = launched("--resume", OUT, *args, out=False)
     one_sentence(done, *parts)
     assert done.code == 2
     assert (recorded / "rollouts" / "torn-0").exists()  # nothing was touched
-    assert not (recorded.parent / "elsewhere").exists()
 
 
-def test_only_a_run_can_be_resumed(launched: Launched) -> None:
-    done = launched("--resume", "nowhere", out=False)
-    one_sentence(done, "there is no run 'nowhere'")
-    assert done.code == 2
-
-
-@pytest.fixture
-def install(tmp_path: Path) -> Callable[[str, str], str]:
-    """Install a distribution of a plugin with an option; returns the import path with it."""
-
-    def make(name: str, flag: str) -> str:
-        site = tmp_path / "site"
-        info = site / f"acme_{name}-1.2.3.dist-info"
-        info.mkdir(parents=True)
-        (site / f"acme_{name}.py").write_text(OPTION.format(flag=flag))
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: acme-{name}\nVersion: 1.2.3\n")
-        (info / "entry_points.txt").write_text(f"[swe_core]\n{name} = acme_{name}\n")
-        return os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-    return make
-
-
-def test_option_of_an_installed_plugin(launched: Launched, install: Callable[[str, str], str]) -> None:
+def test_option_of_an_installed_plugin(launched: Launched, tmp_path: Path) -> None:
     """It is short for a setting, and in the help only where its plugin is allowed."""
-    site = install("syncing", "--acme-sync")
+    info = tmp_path / "site" / "acme_syncing-1.2.3.dist-info"
+    info.mkdir(parents=True)
+    (tmp_path / "site" / "acme_syncing.py").write_text(OPTION)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-syncing\nVersion: 1.2.3\n")
+    (info / "entry_points.txt").write_text("[swe_core]\nsyncing = acme_syncing\n")
+    site = os.pathsep.join([str(info.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = launched(*training("interrupted-early"), "--acme-sync", "by=disk", PYTHONPATH=site)
     assert done.code == 130, done.stderr
     assert noted(done)["weight_sync"] == "by=disk"
@@ -205,15 +181,3 @@ def test_option_of_an_installed_plugin(launched: Launched, install: Callable[[st
     refused = launched("--acme-sync", "x", out=False, PYTHONPATH=site, SWE_PLUGINS="")
     assert refused.code == 2
     assert "--acme-sync" in refused.stderr
-
-
-def test_option_with_a_taken_name_does_not_stop_a_run(
-    launched: Launched, install: Callable[[str, str], str]
-) -> None:
-    site = install("taking", "--agent")
-    done = launched(*training("interrupted-early"), "--agent", "oracle", PYTHONPATH=site)
-    assert done.code == 130, done.stderr
-    assert noted(done)["agent"] == "oracle"
-    said, _ = done.stderr.splitlines()
-    assert "the option '--agent' of the plugin 'taking' is left out" in said
-    assert "--set worker.launching.weight_sync=HOW" in said

@@ -113,6 +113,7 @@ async def test_pi_that_compacts_k_times_gives_1_and_2k_rows(
     assert (ledger["chains"], ledger["forks"]) == (len(chains), {"rewritten": compactions})
 
 
+@pytest.mark.slow
 async def test_pi_with_a_real_model_ends_with_every_sampled_token_accounted_for(
     swe_core: SweCore, sandbox: str, token_server: TokenServer
 ) -> None:
