@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import time
+from itertools import pairwise
 from typing import Any
 
 import anyio
 import pytest
 import tenacity
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swe_core.api.engine import ChatRequest, Completion, EngineSession, Usage
 from swe_core.builtin.http_engine import (
@@ -24,6 +27,7 @@ from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai import engine as engine_module
 from swe_core.builtin.openai.engine import OpenAIEngine
 from swe_core.builtin.openai.replies import parse_reply
+from swe_core.builtin.sse import EventParser
 from swe_core.errors import (
     ConfigError,
     EngineError,
@@ -371,3 +375,17 @@ def test_proxy_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     assert engine_module._proxy(url.replace("http:", "https:")) is None
     monkeypatch.setenv("no_proxy", "inside.example")
     assert engine_module._proxy(url) is None
+
+
+STREAM = (
+    b": a comment\n\nevent: x\ndata: one\n\ndata:two\r\n\r\ndata: three\ndata: lines\n\nid: 1\n\n"
+    b"data: \xe2\x80\xa8 is no line's end\n\ndata: cut off"
+)
+EVENTS = [b"one", b"two", b"three\nlines", b"\xe2\x80\xa8 is no line's end"]
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=20))
+def test_event_parser_accepts_any_pieces(cuts: list[int]) -> None:
+    parser = EventParser()
+    pieces = [STREAM[start:end] for start, end in pairwise(sorted({0, *cuts, len(STREAM)}))]
+    assert [event for piece in pieces for event in parser.feed(piece)] == EVENTS

@@ -99,9 +99,11 @@ async def test_base_that_was_killed_pays_nothing_and_runs_again_once(
     assert len(runs) == 2
 
 
-async def test_suspicious_part_earns_nothing_where_it_does_not_count(
+async def test_neither_binary_nor_a_suspicious_patch_pays_a_part(
     repo: Repo, provider: SandboxProvider, task: Task
 ) -> None:
+    binary = await Fractions(repo, provider, task, reward="binary").grade(FIX_ADD)
+    assert (binary.resolved, binary.reward) == (False, 0.0)
     script = f"{FIX_ADD}; echo 'import sys; sys._getframe()' >>calc.py"
     strict = await Fractions(repo, provider, task, suspicious="unresolved").grade(script)
     assert strict.suspicious
@@ -116,11 +118,6 @@ async def test_part_of_a_run_that_the_reference_contradicts_earns_nothing(fracti
     assert list(grade.pass_to_pass.values()) == ["SKIPPED"]
     assert (grade.resolved, grade.reward) == (False, 0.0)
     assert "ends as SKIPPED with this patch alone" in grade.reason
-
-
-async def test_binary_pays_no_part(repo: Repo, provider: SandboxProvider, task: Task) -> None:
-    grade = await Fractions(repo, provider, task, reward="binary").grade(FIX_ADD)
-    assert (grade.resolved, grade.reward) == (False, 0.0)
 
 
 def fixed(ended: dict[str, TestStatus], **fields: Any) -> set[str]:

@@ -31,30 +31,9 @@ from ...repositories import Repo, slow_but
 
 pytestmark = pytest.mark.anyio
 
-SETUP_CFG = "[metadata]\nname = calc\n\n[tool:pytest]\naddopts = -ra\n\n[flake8]\nmax-line-length = 100\n"
-PYPROJECT = '[build-system]\nrequires = ["x"]\n\n[tool.black]\nline-length = 100  # why\n'
-TOX_INI = "[tox]\nenvlist = py\n\n[testenv]\ncommands = pytest\n\n[flake8]\nignore = E1\n"
+PATCHES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("patches.toml").read_text())
+BASE: str = PATCHES["base"]
 FIX = "sed -i 's/a - b/a + b/' calc.py pkg/ops.py"
-
-BASE = f"""
-mkdir -p pkg tests/data docs/v1
-echo 'def add(a, b): return a - b' | tee calc.py >pkg/ops.py
-touch pkg/__init__.py
-echo 'def test_ops(): pass' >pkg/test_ops.py
-echo 'def test_zero(): pass' >tests/test_calc.py
-echo '# helpers' >tests/helpers.py
-echo '{{}}' >tests/data/x.json
-echo '# fixtures' | tee conftest.py >tests/conftest.py
-printf '* text=auto\\n' >.gitattributes
-printf '*.so\\n.venv/\\n' >.gitignore
-printf '{SETUP_CFG}' >setup.cfg
-printf '{PYPROJECT}' >pyproject.toml
-printf '{TOX_INI}' >tox.ini
-echo '#!/bin/sh' >run_tests.sh
-echo guide >docs/v1/index.md
-ln -s v1 docs/latest
-git add -A; git commit -qm base; echo '* -text -filter' >.git/info/attributes
-"""
 SITE = ".venv/lib/site-packages"
 IMAGE = f"mkdir -p {SITE}/pluggy; echo image | tee fast.so >{SITE}/pluggy/hooks.py"
 """Files of the image that git ignores."""
@@ -123,7 +102,6 @@ def world(opened: World) -> World:
 
 # Honest patches
 
-PATCHES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("patches.toml").read_text())
 HONEST: dict[str, str] = PATCHES["honest"]
 ALL = "; ".join(script for how, script in HONEST.items() if how not in ("deletion", "rename"))
 
@@ -217,7 +195,10 @@ async def test_protected_changes_of_the_gold_patch_apply_to_all(world: World) ->
     assert (await world.text("tests/conftest.py")).endswith("# gold\n")
     config = await world.text("setup.cfg")
     assert [word in config for word in ("calculator", "-rA", "100", "-ra")] == [True, True, True, False]
-    assert await world.text("pyproject.toml") == f"{PYPROJECT}\n[tool.pytest.ini_options]\nx = 1\n"
+    assert await world.text("pyproject.toml") == (
+        '[build-system]\nrequires = ["x"]\n\n[tool.black]\nline-length = 100  # why\n'
+        "\n[tool.pytest.ini_options]\nx = 1\n"
+    )
     assert (await world.grade(gold, **changed)).tampering == ()
     assert (await world.text("setup.cfg")).count("120") == 1
     for useless in ("", "echo x >>tests/conftest.py", "sed -i 's/-ra/-k x/' setup.cfg"):

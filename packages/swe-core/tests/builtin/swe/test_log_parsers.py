@@ -235,18 +235,6 @@ def test_log_reader_renames_reporter_results(
     assert (reader.rename(told), reader.runner) == (named, runner)
 
 
-def test_parsers_import_without_the_swebench_harness() -> None:
-    pytest.importorskip("swebench")
-    script = (
-        "import sys; from swe_core.builtin.swe.parsers import log_reader\n"
-        "log_reader('swebench:parse_log_gotest')\n"
-        "heavy = {'docker', 'datasets', 'modal', 'bs4', 'swebench.harness'} & set(sys.modules)\n"
-        "sys.exit(str(heavy) if heavy else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_unknown_log_reader_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TaskError, match="unknown log parser 'tap'; there are: pytest, unittest, django, r2e"):
         log_reader("tap")
