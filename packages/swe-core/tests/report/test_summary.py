@@ -107,9 +107,9 @@ def test_text_report_has_every_section(run: Run) -> None:
         assert line in lines
 
 
-@pytest.mark.parametrize("attempts", [1, 2])
+@pytest.mark.parametrize("attempts", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_long_report_is_cut_and_names_the_options(tmp_path: Path, attempts: int) -> None:
-    tasks = 300
+    tasks = MAX_ROWS + 50
     run = Run(
         tmp_path / "run",
         *(rollout(task, attempt, "error") for task in range(tasks) for attempt in range(attempts)),
