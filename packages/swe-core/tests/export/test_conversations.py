@@ -110,13 +110,6 @@ def test_conversation_has_the_tools_of_its_last_call() -> None:
     assert one.tools == tools
 
 
-def test_parts_become_text() -> None:
-    calls = Calls()
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    calls.add({"role": "user", "content": parts}, reply={"role": "assistant", "content": None})
-    assert calls.found() == [(["ab", ""], [0])]
-
-
 def test_call_with_an_image_is_an_error() -> None:
     calls = Calls()
     calls.add({"role": "user", "content": [{"type": "image_url"}]}, reply=said("a cat"))

@@ -15,7 +15,7 @@ from datasets import load_dataset
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.training_records import read_groups
 
-from ..hub.runs import add, error, rollout
+from ..hub.runs import add, rollout
 from .conftest import Export, invoke
 
 ARRAYS = ("input_ids", "completion_mask", "old_log_probs", "versions")
@@ -81,16 +81,6 @@ def test_rows_of_rollouts_with_a_secret_are_left_out(
     assert "left out: 1 rollout whose calls contained a secret, because ids spell it" in done.output
     (line,) = (tmp_path / "out" / "train.jsonl").read_text().splitlines()
     assert json.loads(line)["rollout_id"] == "a-1"
-
-
-def test_rollouts_without_rows_are_counted(run: RunDirectory, tmp_path: Path) -> None:
-    add(run, rollout("a-0", ledger={"sampled": 5, "trainable": 5}))
-    add(run, rollout("b-0"), tokens=False)
-    add(run, error("c-0", "gone"))
-    done = invoke(run.path, "--format", "parquet", "--out", tmp_path / "out")
-    assert "1 row of 2 rollouts" in done.output
-    assert "left out: 1 rollout without a row" in done.output
-    assert "1 rollout without a row" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_large_rows_are_written_in_batches(

@@ -101,11 +101,6 @@ def test_errors_of_the_client_have_a_sentence() -> None:
     assert problem_of(ValueError()).sentence("push") == "cannot push: ValueError"
 
 
-def test_caller_may_override_the_remedy() -> None:
-    assert NO_TOKEN.sentence("push", {"no token": "log in", "scope": "no"}).endswith("token; log in")
-    assert NO_TOKEN.sentence("push", {"scope": "no"}) == NO_TOKEN.sentence("push")
-
-
 @given(status=st.integers(400, 599), words=st.text(max_size=2000))
 def test_any_answer_is_one_short_sentence(status: int, words: str) -> None:
     error = HfHubHTTPError("x", response=answer(status), server_message=words)

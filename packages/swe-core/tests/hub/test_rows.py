@@ -82,19 +82,6 @@ def test_failed_last_call_is_not_in_the_conversation(run: RunDirectory) -> None:
     assert len(row["turns"]) == 2
 
 
-def test_call_invalid_today_is_still_a_row(run: RunDirectory) -> None:
-    add(run, rollout("t-0"), tokens=False)
-    path = run.path / "rollouts" / "t-0" / "turns.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'"model":"m"', b'"model":"m","logprobs":true'))
-    (row,) = rows(run)
-    assert len(row["messages"]) == 4
-
-
-def test_non_utf_8_patch_is_decoded_leniently(run: RunDirectory) -> None:
-    add(run, rollout("t-0"), patch=b"-caf\xe9\n")
-    assert rows(run)[0]["patch"] == "-caf�\n"
-
-
 @pytest.mark.parametrize("where", ["text", "patch", "record"])
 def test_row_has_no_secret(run: RunDirectory, where: str) -> None:
     secrets = ["ssh-secret-of-the-user", "swe_tok_" + "a" * 43, "hf_" + "B" * 34, "known-to-the-run"]

@@ -37,15 +37,6 @@ def test_pass_at_k_is_the_share_of_resolved_choices_of_k(
     assert pass_at_k(n, c, k) == pytest.approx(fmean(any(choice) for choice in choices))
 
 
-def test_pass_at_k_is_unbiased() -> None:
-    """Its mean over every outcome of n attempts is 1 - (1 - p)^k."""
-    p, n = 0.3, 6
-    for k in range(1, n + 1):
-        weights = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
-        mean = sum(weight * pass_at_k(n, c, k) for c, weight in enumerate(weights))
-        assert mean == pytest.approx(1 - (1 - p) ** k)
-
-
 @pytest.mark.parametrize(("n", "c", "k"), [(3, 1, 0), (3, 1, 4), (3, 4, 1), (3, -1, 1), (0, 0, 1)])
 def test_pass_at_k_rejects_impossible_counts(n: int, c: int, k: int) -> None:
     with pytest.raises(ValueError, match="expected 1 <= k <= n"):
@@ -149,11 +140,6 @@ def test_estimates_choose_k() -> None:
     assert [(one.k, one.tasks) for one in estimates([task(6, 1), task(3, 0), task(0, 0)])] == [
         (1, 2), (2, 2), (4, 1), (6, 1),
     ]  # fmt: skip
-
-
-def test_mean_seconds_include_all_attempts() -> None:
-    (one,) = task_results([make_rollout("t", seconds=2.0), make_rollout("t", 1, "error", seconds=4.0)])
-    assert (one.verdicts, one.resolved, one.errors, one.seconds) == (1, 1, 1, 3.0)
 
 
 def of_table(

@@ -206,14 +206,6 @@ def test_unwritable_csv_is_an_error(run: Run, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_report_without_verdicts_has_no_pass_at_k(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", rollout(0, 0, "error"))
-    lines = run.lines()
-    assert "resolved 0 of 1, errors 1 (sandbox 1)" in lines
-    assert not any("pass@" in line for line in lines)
-    assert json.loads(run.report("--json").output)["pass_at_k"] == []
-
-
 USED = (
     SandboxTime(purpose="agent", flavor="cpu-basic", sandboxes=2, seconds=3600.0),
     SandboxTime(purpose="grade", flavor="cpu-upgrade", sandboxes=1, seconds=90.0),

@@ -146,12 +146,3 @@ def test_report_without_tokens_has_no_ledger(tmp_path: Path) -> None:
     assert "chains" not in done.output
     assert "Tokens" not in done.output
     assert json.loads(reported(run, "--json").output)["ledger"] is None
-
-
-def test_table_is_not_cut_on_a_narrow_terminal(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    add_rollout(run, "an__id_that_is_longer_than_forty_columns-1234-0", None)
-    output = CliRunner().invoke(report, [str(run.path)]).output
-    assert "an__id_that_is_longer_than_forty_columns-1234-0" in output
-    assert "tokens in" in output
-    assert "…" not in output

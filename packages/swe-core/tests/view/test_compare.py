@@ -57,11 +57,19 @@ def test_runs_are_compared_by_task(site: Site) -> None:
     assert "1 task has another content in the second run, so the verdicts do not compare: t-2" in text
 
 
+def test_runs_without_a_common_task(tmp_path: Path) -> None:
+    make(tmp_path / "a", {"t-1": "r"})
+    make(tmp_path / "b", {"t-2": "r"})
+    assert "The runs share no task with a verdict in both" in html(Site([tmp_path]), "compare", "a", "b")
+
+
 def test_many_tasks_tell_runs_apart(tmp_path: Path) -> None:
     make(tmp_path / "a", {f"t-{n}": "u" for n in range(30)})
     make(tmp_path / "b", {f"t-{n}": "r" for n in range(30)})
     text = words(html(Site([tmp_path]), "compare", "a", "b"))
     assert "The second run is better: its interval is above 0." in text
+    text = html(Site([tmp_path]), "compare", "b", "a")
+    assert "The second run is worse: its interval is below 0." in text
     assert "30" in text
 
 

@@ -95,15 +95,6 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert len(page) < 300_000
 
 
-def test_rollout_without_files_is_shown(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    failure = Failure(boundary="sandbox", type="SandboxError", message="it did not open")
-    finish(run, task="t", outcome="error", failure=failure)
-    text = words(html(Site([run.path]), "run", "run", "rollout", "t-0"))
-    assert "sandbox: it did not open" in text
-    assert "There is none: the host answered no call" in text
-
-
 def test_agent_without_turns_shows_its_own_transcript(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     folder = run.folder("t-0")
@@ -153,6 +144,7 @@ def test_running_rollout_follows_only_what_is_new(tmp_path: Path) -> None:
         assert "It runs. This page follows it: 1 turn so far" in words(page)
         assert 'id="follow" data-follow="' in page
         assert '<main id="live">' in page  # which is never exchanged as a whole
+        assert '["t-0","running",0]' in html(site, "run", "run")
     page = html(site, "run", "run", "rollout", "t-0")
     assert "It has begun and is not finished" in words(page)
     assert "data-follow" not in page

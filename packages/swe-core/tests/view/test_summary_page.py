@@ -351,13 +351,6 @@ def test_page_has_no_external_reference_and_one_script(run: Run) -> None:
 # Runs that are torn, empty, broken or big.
 
 
-def test_page_without_verdicts_has_no_rate(run: Run) -> None:
-    run.rollouts({"outcome": "cancelled"})
-    page = run.read()
-    assert "Resolved rate –" in text_of(page.find(".//dl"))
-    assert text_of(figure(page, "Resolved rate")) == "Resolved rate No rollout has a verdict."
-
-
 def test_torn_and_damaged_metrics_lines_are_left_out(run: Run) -> None:
     """A torn last line is left out silently, damaged lines with a note."""
     run.metrics((1, {"reward": 1.0}), (2, {"reward": 2.0}), end='{"step": 3}\n[]\n{"step": 4, "time": "20')

@@ -186,17 +186,6 @@ def test_run_without_token_strings_shows_ids(tmp_path: Path) -> None:
     assert not any(turn["marks"] for turn in data["turns"])
 
 
-def test_rollout_that_runs_has_its_calls_so_far(tmp_path: Path) -> None:
-    made = sample_training(tmp_path / "train")
-    lines = (made.path / ROLLOUTS_FILE).read_bytes().splitlines(keepends=True)
-    (made.path / ROLLOUTS_FILE).write_bytes(b"".join(lines[:-1]))
-    site = Site([made.path])
-    (unfinished,) = site.run("train").unfinished()
-    text = render(page_at(site, ("run", "train", "rollout", unfinished, "tokens"), {}), Links(5), live=True)
-    assert "not finished" in text
-    assert "Load it again" in text
-
-
 def test_rollout_without_tokens_says_so(tmp_path: Path) -> None:
     made = sample_training(tmp_path / "train")
     (made.path / FOLDERS / DRIFT / TURNS_FILE).unlink()

@@ -11,7 +11,7 @@ from swe_core.api.agent import AgentEvent
 from swe_core.api.records import Turn
 from swe_core.errors import UsageError
 from swe_core.view.excerpts import FOLDED, LEAST, WIDTH, Excerpt, Excerpts, tail_of
-from swe_core.view.transcript import gist, read_events, readable, shown_events, shown_turns
+from swe_core.view.transcript import gist, read_events, readable, shown_turns
 from swe_testing.records import make_turn
 
 ASKED = {"role": "user", "content": "Fix it."}
@@ -139,11 +139,6 @@ def test_damaged_event_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "transcript.jsonl").write_text('{"kind": "odd"}\n')
     with pytest.raises(UsageError, match="is damaged: a line is not an agent's event"):
         read_events(tmp_path / "transcript.jsonl", tmp_path)
-
-
-def test_title_of_an_event_is_short() -> None:
-    event = AgentEvent(kind="tool_call", text='{"command": "' + "x" * 1_000_000 + '"}', tool="bash")
-    assert len(shown_events([event], Excerpts(), 10, 10)[0].title) == 140
 
 
 def test_tail_begins_with_a_line(tmp_path: Path) -> None:
