@@ -10,7 +10,7 @@ from swe_agents.claude_code import ClaudeCode, ClaudeCodeConfig, swe_checks
 from swe_core import AgentEvent, AgentExit, ChatRequest
 from swe_core.errors import ConfigError
 
-from .trials import TOKEN, context, odd_lines, parsed
+from .trials import TOKEN, context, parsed
 
 CUT = (
     "API Error: Claude's response exceeded the 8192 output token maximum. To configure this behavior, set "
@@ -59,20 +59,6 @@ def test_claude_code_call_without_tools_is_a_side_call() -> None:
     messages = [{"role": "user", "content": "Web page content:"}]
     assert ClaudeCode().auxiliary(ChatRequest({}, messages)) == "side call"
     assert ClaudeCode().auxiliary(ChatRequest({}, messages, tools=[{"type": "function"}])) is None
-
-
-def test_claude_code_shows_odd_lines_as_they_are() -> None:
-    assert {event.kind for event in odd_lines(ClaudeCode())} == {"info"}
-
-
-@pytest.mark.parametrize(
-    "message", ["{}", "1", '{"content": "text"}', '{"content": [1, {}, {"type": "text"}]}']
-)
-@pytest.mark.parametrize("kind", ["assistant", "user", "result", "system", "brand_new"])
-def test_claude_code_raises_for_no_line(kind: str, message: str) -> None:
-    line = f'{{"type": "{kind}", "message": {message}, "is_error": 1, "subtype": "api_retry"}}'
-    for event in ClaudeCode().parse_event(line):
-        assert AgentEvent.model_validate_json(event.model_dump_json()) == event
 
 
 def test_claude_code_writes_no_token_and_merges_the_users_settings() -> None:

@@ -11,7 +11,7 @@ from swe_agents.codex import TOKEN, Codex, CodexConfig
 from swe_core import AgentEvent, AgentExit
 
 from . import trials
-from .trials import context, odd_lines, parsed
+from .trials import context, parsed
 
 CUT = "Incomplete response returned, reason: max_output_tokens"
 
@@ -46,19 +46,6 @@ def test_codex_parses_its_own_output() -> None:
         ("error", CUT, None, False),
         ("error", CUT, None, True),
     ]
-
-
-def test_codex_shows_odd_lines_as_they_are() -> None:
-    assert {event.kind for event in odd_lines(Codex())} == {"info"}
-
-
-@pytest.mark.parametrize(
-    "item", ["{}", "[]", '{"type": "file_change"}', '{"type": "file_change", "changes": [1]}']
-)
-@pytest.mark.parametrize("kind", ["item.started", "item.completed", "error", "turn.failed", "brand.new"])
-def test_codex_raises_for_no_line(kind: str, item: str) -> None:
-    for event in Codex().parse_event(f'{{"type": "{kind}", "item": {item}, "message": {item}, "error": 1}}'):
-        assert AgentEvent.model_validate_json(event.model_dump_json()) == event
 
 
 def test_codex_writes_no_token_and_merges_the_users_settings() -> None:

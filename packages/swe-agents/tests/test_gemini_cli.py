@@ -10,7 +10,7 @@ import pytest
 from swe_agents.gemini_cli import GeminiCli, GeminiCliConfig
 from swe_core import AgentEvent, AgentExit
 
-from .trials import TOKEN, context, odd_lines, parsed
+from .trials import TOKEN, context, parsed
 
 POLICYS = "The model returned an empty response with no text or thoughts. This may be a transient API issue; "
 
@@ -33,10 +33,6 @@ def test_gemini_cli_parses_its_own_output() -> None:
         ("error", gone, None, True),
         ("error", f"{POLICYS}please try again.", None, False),
     ]
-
-
-def test_gemini_cli_shows_odd_lines_as_they_are() -> None:
-    assert {event.kind for event in odd_lines(GeminiCli())} == {"info"}
 
 
 def test_gemini_cli_writes_no_token_and_merges_the_users_settings() -> None:

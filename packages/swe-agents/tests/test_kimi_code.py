@@ -12,7 +12,7 @@ from swe_core import AgentExit, Completion
 from swe_core.errors import AgentError
 from swe_testing.agents import ScriptedModel
 
-from .trials import TOKEN, context, odd_lines, parsed, trial_of
+from .trials import TOKEN, context, parsed, trial_of
 
 EMPTY = (
     "error: failed to run prompt: provider.api_error: The API returned an empty response (no content, no "
@@ -34,10 +34,6 @@ def test_kimi_code_parses_its_own_output() -> None:
         ("tool_result", 'Tool "browse" not found', None, False),
         ("text", "Done.", None, False),
     ]
-
-
-def test_kimi_code_shows_odd_lines_as_they_are() -> None:
-    assert {event.kind for event in odd_lines(KimiCode())} == {"info"}
 
 
 def test_kimi_code_keeps_the_token_in_its_own_file() -> None:

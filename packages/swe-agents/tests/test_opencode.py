@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from swe_agents.opencode import OpenCode, OpenCodeConfig
 from swe_core import AgentEvent, AgentExit, ChatRequest
 
-from .trials import TOKEN, context, odd_lines, parsed
+from .trials import TOKEN, context, parsed
 
 HOME = "/tmp/swe-home/opencode"
 
@@ -39,17 +37,6 @@ def test_opencode_parses_its_own_output() -> None:
         ("info", "the reply was cut off at its token limit", None, False),
         ("error", "gone", None, True),
     ]
-
-
-def test_opencode_shows_odd_lines_as_they_are() -> None:
-    assert {event.kind for event in odd_lines(OpenCode())} == {"info"}
-
-
-@pytest.mark.parametrize("part", ["{}", "1", '{"state": 1}', '{"reason": []}', '{"text": ["x"]}'])
-@pytest.mark.parametrize("kind", ["text", "reasoning", "tool_use", "step_finish", "error", "brand_new"])
-def test_opencode_raises_for_no_line(kind: str, part: str) -> None:
-    for event in OpenCode().parse_event(f'{{"type": "{kind}", "part": {part}, "error": {part}}}'):
-        assert AgentEvent.model_validate_json(event.model_dump_json()) == event
 
 
 def test_opencode_reply_that_it_does_not_understand_is_an_error() -> None:

@@ -12,7 +12,7 @@ from swe_core import AgentEvent, AgentExit
 from swe_testing.agents import Run, ScriptedModel
 
 from . import trials
-from .trials import context, odd_lines, parsed, trial_of
+from .trials import context, parsed, trial_of
 
 LOOPED = "Loop detection halted the run (consecutive_identical_tool_calls: the model repeated the same call)"
 
@@ -44,10 +44,6 @@ def test_qwen_code_parses_its_own_output() -> None:
     assert events[5][1].startswith(browse)
     assert events[8] == ("error", "[API Error: 410 gone]", None, True)
     assert events[10] == ("error", "[API Error: Model stream ended with empty response text.]", None, False)
-
-
-def test_qwen_code_shows_odd_lines_as_they_are() -> None:
-    assert {event.kind for event in odd_lines(QwenCode())} == {"info"}
 
 
 def test_qwen_code_writes_no_token_and_merges_the_users_settings() -> None:
