@@ -1,10 +1,9 @@
-"""The guard: a server that dies is noticed, started again or waited for, and given weights."""
+"""The guard of servers: one that dies is noticed, started again or waited for, and gets its weights first."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -30,12 +29,194 @@ if TYPE_CHECKING:  # imports torch, which takes seconds
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
+A, B = "http://a", "http://b"
 PATIENCE = 120.0
 
 
-@pytest.fixture(autouse=True)
-def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swe_trainer_trl.server.recovery._EVERY", 0.02)
+class Own:
+    """A server that the guard restarts; `works` says whether a restart does."""
+
+    def __init__(self, world: World, url: str) -> None:
+        self._world = world
+        self._url = url
+        self.works = True
+
+    def died(self) -> str | None:
+        return f"{self._url} ended: out of memory" if self._url in self._world.dead else None
+
+    def start(self) -> None:
+        self._world.started.append(self._url)
+        if not self.works:
+            raise EngineUnavailable(f"{self._url} did not start")
+        self._world.dead.discard(self._url)
+
+    def close(self) -> None:
+        self._world.closed.append(self._url)
+
+
+@dataclass
+class World:
+    """Which servers are dead, and what the guard said and did."""
+
+    dead: set[str] = field(default_factory=set)
+    said: list[str] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def guarded(self, servers: dict[str, Any], **options: float) -> Iterator[ServerRecovery]:
+        from swe_trainer_trl.server.recovery import ServerRecovery
+
+        def told(what: str) -> Callable[[str], None]:
+            return lambda url: self.said.append(f"{what} {url}")
+
+        with ServerRecovery(servers, ServerOptions(**options), told("lost"), told("back")) as guard:
+            yield guard
+        assert [thread.name for thread in threading.enumerate() if thread.name == "swe-guard"] == []
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World()
+    monkeypatch.setattr("swe_trainer_trl.server.recovery._EVERY", 0.002)
+    monkeypatch.setattr(
+        "swe_trainer_trl.server.recovery.dead", lambda url: "it is gone" if url in world.dead else None
+    )
+    return world
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+THEIRS: dict[str, Any] = {A: None, B: None}
+
+
+def test_weights_go_to_those_that_run_and_later_to_the_one_that_is_back(world: World) -> None:
+    with world.guarded(THEIRS) as guard:
+        first = guard.wait()
+        assert guard.urls == guard.all_urls == [A, B]
+        guard.has_weights(first, new=True)
+        world.dead.add(B)
+        until(lambda: world.said == [f"lost {B}"])
+        assert not guard.needs_weights  # the other one has them
+        second = guard.wait()
+        assert second != first
+        assert (guard.urls, guard.all_urls) == ([A], [A, B])
+        guard.has_weights(second, new=True)
+        world.dead.discard(B)
+        until(lambda: guard.needs_weights)
+        assert world.said == [f"lost {B}"]
+        third = guard.wait()
+        assert third not in (first, second)  # a group of processes must be formed anew
+        assert guard.urls == [A, B]
+        guard.has_weights(third, new=False)
+        assert not guard.needs_weights
+    assert world.said == [f"lost {B}", f"back {B}"]
+
+
+def test_server_that_dies_while_it_gets_weights_has_none(world: World) -> None:
+    with world.guarded(THEIRS) as guard:
+        changes = guard.wait()
+        world.dead.add(A)
+        assert guard.explains(ConnectionError("broken"))
+        world.dead.discard(A)
+        until(lambda: guard.needs_weights)
+        guard.has_weights(changes, new=True)
+        assert world.said == [f"lost {A}"]
+        assert guard.needs_weights
+
+
+def test_server_that_is_back_during_a_sync_is_not_part_of_it(world: World) -> None:
+    with world.guarded(THEIRS) as guard:
+        world.dead.add(B)
+        until(lambda: bool(world.said))
+        changes = guard.wait()
+        world.dead.discard(B)
+        until(lambda: guard.needs_weights)
+        guard.has_weights(changes, new=True)
+        assert (world.said, guard.urls) == ([f"lost {B}"], [A])
+        assert guard.needs_weights
+
+
+def test_error_is_explained_by_the_death_of_a_server_that_took_part(world: World) -> None:
+    with world.guarded(THEIRS) as guard:
+        world.dead.add(B)
+        until(lambda: bool(world.said))
+        guard.wait()
+        assert not guard.explains(ConnectionError("broken"))
+        world.dead.add(A)
+        assert guard.explains(ConnectionError("broken"))
+        assert not guard.explains(SweError("the disk is full"))
+
+
+def test_server_that_is_not_restarted_any_more_ends_nothing_while_another_runs(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = {url: Own(world, url) for url in (A, B)}
+    own[B].works = False
+    with world.guarded(own, restarts=2) as guard:
+        world.dead.add(B)
+        until(lambda: "until then the training continues without it" in caplog.text)
+        assert world.started == [B, B]
+        guard.has_weights(guard.wait(), new=True)
+        assert guard.urls == [A]
+        world.dead.add(A)
+        until(lambda: guard.needs_weights)
+        assert guard.urls == [A]
+        guard.has_weights(guard.wait(), new=True)
+        own[A].works = False
+        world.dead.add(A)
+        with pytest.raises(ServerLost, match=r"after 2 of 2 restarts; resume with --resume$"):
+            until(lambda: guard.wait() > 99)
+    assert world.said == [f"lost {B}", f"lost {A}", f"back {A}", f"lost {A}"]
+    assert world.closed == [A, B]  # the guard ends no server that runs
+
+
+def test_server_of_the_user_may_stay_away_while_another_runs(world: World) -> None:
+    with world.guarded(THEIRS, away_timeout=0.01) as guard:
+        world.dead.add(B)
+        until(lambda: world.said == [f"lost {B}"])
+        time.sleep(0.05)  # longer than it may, were it the only one
+        guard.has_weights(guard.wait(), new=True)
+        world.dead.discard(B)
+        until(lambda: guard.needs_weights)
+        guard.has_weights(guard.wait(), new=False)
+        world.dead |= {A, B}
+        with pytest.raises(ServerLost, match=r"for 0 s \(worker\.trl\.server\.away_timeout\)"):
+            until(lambda: guard.wait() > 99)
+
+
+def test_all_die_and_the_first_that_is_back_is_enough(world: World) -> None:
+    with world.guarded(THEIRS) as guard:
+        world.dead |= {A, B}
+        until(lambda: sorted(world.said) == [f"lost {A}", f"lost {B}"])
+        world.dead.discard(B)
+        changes = guard.wait()
+        assert guard.urls == [B]
+        guard.has_weights(changes, new=False)
+        assert world.said[-1] == f"back {B}"
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_only_new_weights_begin_the_count_of_restarts_anew(world: World, new: bool) -> None:
+    """A server that its requests kill gets the same weights again each time."""
+    with world.guarded({A: Own(world, A)}, restarts=1) as guard:
+        world.dead.add(A)
+        until(lambda: guard.needs_weights)
+        guard.has_weights(guard.wait(), new=new)
+        world.dead.add(A)
+        if new:
+            until(lambda: guard.needs_weights)
+            return
+        with pytest.raises(ServerLost, match=r"ended: .* after 1 of 1 restarts; resume with --resume$"):
+            until(lambda: guard.wait() > 99)
+
+
+# -- servers that run --------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -79,15 +260,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr("swe_trainer_trl.server.recovery._EVERY", 0.02)
     return Bench(free_port(), tmp_path / "server.log")
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_started_server_is_restarted_and_needs_weights(bench: Bench) -> None:
@@ -111,94 +286,6 @@ def test_server_that_never_ends_is_killed_and_restarted(bench: Bench) -> None:
     assert bench.said == ["lost"]
 
 
-def test_weights_that_went_to_an_earlier_server_are_none(bench: Bench) -> None:
-    with bench.guarded(bench.server()) as guard:
-        bench.kill()
-        until(lambda: guard.needs_weights)
-        first = guard.wait()
-        bench.log.write_text("")
-        os.kill(_listening(bench), signal.SIGKILL)
-        until(lambda: bench.said == ["lost", "lost"])
-        guard.has_weights(first, new=True)
-        assert bench.said == ["lost", "lost"]
-        until(lambda: guard.needs_weights)
-
-
-def _listening(bench: Bench) -> int:
-    """The pid of the stub that serves, by its command."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        words = path.read_bytes().split(b"\0")
-        if str(bench.port).encode() in words and b"swe_core.system.server_guard" not in words:
-            return int(path.parent.name)
-    raise AssertionError("none serves")
-
-
-def test_server_is_started_again_so_often(bench: Bench) -> None:
-    with bench.guarded(bench.server(), restarts=1) as guard:
-        bench.kill()
-        until(lambda: guard.needs_weights)
-        os.kill(_listening(bench), signal.SIGKILL)
-        with pytest.raises(ServerLost, match=r"'m' ended: .* after 1 of 1 restarts; resume with --resume$"):
-            until(lambda: guard.wait() > 9)
-    assert bench.said == ["lost", "lost"]
-
-
-def test_new_weights_begin_the_count_anew(bench: Bench) -> None:
-    with bench.guarded(bench.server(), restarts=1) as guard:
-        for deaths in (1, 2, 3):
-            os.kill(_listening(bench), signal.SIGKILL)
-            until(lambda deaths=deaths: len(bench.said) == 2 * deaths - 1 and guard.needs_weights)
-            guard.has_weights(guard.wait(), new=True)
-    assert bench.said == ["lost", "back"] * 3
-
-
-def test_server_killed_by_its_requests_is_not_restarted_for_ever(bench: Bench) -> None:
-    """It gets the same weights again each time, for nothing is trained in between."""
-    with bench.guarded(bench.server(), restarts=1) as guard:
-        os.kill(_listening(bench), signal.SIGKILL)
-        until(lambda: guard.needs_weights)
-        guard.has_weights(guard.wait(), new=False)
-        os.kill(_listening(bench), signal.SIGKILL)
-        with pytest.raises(ServerLost, match=r"after 1 of 1 restarts; resume with --resume$"):
-            until(lambda: guard.wait() > 9)
-
-
-def test_exhausted_restarts_are_one_sentence(bench: Bench) -> None:
-    with bench.guarded(bench.server(), restarts=0) as guard:
-        bench.kill()
-        with pytest.raises(ServerLost, match=r"^the vLLM server of 'm' ended: .*; resume with --resume$"):
-            until(lambda: guard.wait() > 9)
-
-
-@contextmanager
-def theirs(bench: Bench) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that the user has started."""
-    with bench.log.open("wb") as log, subprocess.Popen(stub(bench.port), stdout=log) as process:
-        started_as(bench.log)
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def test_server_of_the_user_is_waited_for(bench: Bench) -> None:
-    with theirs(bench) as first, bench.guarded(None) as guard:
-        first.kill()
-        until(lambda: bench.said == ["lost"])
-        with theirs(bench):
-            until(lambda: guard.needs_weights)
-            guard.has_weights(guard.wait(), new=True)
-    assert bench.said == ["lost", "back"]
-
-
-def test_server_of_the_user_that_stays_away_is_a_sentence(bench: Bench) -> None:
-    with theirs(bench) as process, bench.guarded(None, away_timeout=0.1) as guard:
-        process.kill()
-        said = f"the server '{bench.url}' is dead .* for 0 s .*: start it again, then resume with --resume"
-        with pytest.raises(ServerLost, match=said):
-            until(lambda: guard.wait() > 9)
-
-
 def test_end_does_not_wait_for_a_start(bench: Bench) -> None:
     """A server that is just started again, and never gets healthy, is ended."""
     once = bench.log.with_name("once")
@@ -211,12 +298,3 @@ def test_end_does_not_wait_for_a_start(bench: Bench) -> None:
         until(lambda: server.died() is None)
     assert server.died() is not None
     assert [thread.name for thread in threading.enumerate() if thread.name == "swe-guard"] == []
-
-
-def test_error_of_a_live_server_is_not_explained(bench: Bench) -> None:
-    with bench.guarded(bench.server()) as guard:
-        assert not guard.explains(EngineUnavailable("it failed"))
-        assert not guard.explains(ConnectionError("broken"))
-        bench.kill()
-        assert guard.explains(ConnectionError("broken"))
-        assert not guard.explains(SweError("the disk is full"))
