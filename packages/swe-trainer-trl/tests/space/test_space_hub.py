@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from huggingface_hub import HfApi
 
 from swe_core.cli import main
 from swe_core.errors import ConfigError, SweError, UsageError
+from swe_testing.bad_inputs import BadInput, bad_inputs
 from swe_testing.hf import LocalHF
 from swe_testing.hf import hub as local_hub
 from swe_testing.hf.repos import Repo, Space
@@ -27,7 +27,7 @@ from swe_trainer_trl.space.hub import Hub
 from swe_trainer_trl.space.keys import KeyStore
 from swe_trainer_trl.space.manifest import KEY, KEY_HEADER
 from swe_trainer_trl.space.state import State
-from swe_trainer_trl.space.wheels import Wheel, make_wheels
+from swe_trainer_trl.space.wheels import Wheel
 
 from ..answering import answering
 
@@ -153,19 +153,6 @@ def test_name_that_is_taken_stays_as_it_is(threaded_hf: LocalHF, hub: Hub, plann
     assert threaded_hf.hub.space(NAME).secrets == {}
 
 
-def test_foreign_name(hub: Hub, planned: Planned) -> None:
-    with pytest.raises(UsageError, match="'acme/a-run': the Hugging Face token may not do that"):
-        hub.deploy(planned(repo_id="acme/a-run"), ENVIRONMENT)
-
-
-def test_missing_hardware(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
-    with pytest.raises(ConfigError, match=r"--hardware 'a10g-larg': .*did you mean 'a10g-large'"):
-        hub.deploy(planned(hardware="a10g-larg"), ENVIRONMENT)
-    with pytest.raises(ConfigError, match=r"--hardware 'xyz': .*there are: cpu-basic, "):
-        hub.deploy(planned(hardware="xyz"), ENVIRONMENT)
-    assert threaded_hf.hub.repos == {}
-
-
 def test_hardware_without_credit(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
     threaded_hf.hub.may_pay = False
     with pytest.raises(SweError, match="'tester/a-run': Hugging Face refuses it for the account's limits"):
@@ -176,8 +163,9 @@ def test_hardware_without_credit(threaded_hf: LocalHF, hub: Hub, planned: Planne
 BACKUP = "testers/backup"
 
 
-@pytest.mark.parametrize("target", ["Space", "Job"])
-@pytest.mark.parametrize(("kind", "called"), [("dataset", "data set"), ("model", "model")])
+@pytest.mark.parametrize(
+    ("target", "kind", "called"), [("Space", "dataset", "data set"), ("Job", "model", "model")]
+)
 def test_backup_that_the_token_may_not_write_to(
     threaded_hf: LocalHF, hub: Hub, planned: Planned, target: str, kind: RepoKind, called: str
 ) -> None:
@@ -206,15 +194,6 @@ def test_unknown_token_of_the_run(threaded_hf: LocalHF, hub: Hub, planned: Plann
     with pytest.raises(UsageError, match=r"does not accept the token .*--secret HF_TOKEN=VARIABLE"):
         hub.deploy(deployment, {"OLD": "hf_" + "x" * 34})
     assert threaded_hf.hub.repos == {}
-
-
-def test_unknown_sandbox_flavor(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
-    with pytest.raises(ConfigError, match=r"sandbox\.hf\.flavor 'cpu-basci': .*did you mean 'cpu-basic'"):
-        hub.deploy(planned(Needs(flavor="cpu-basci")), ENVIRONMENT)
-    with pytest.raises(ConfigError, match=r"sandbox\.hf\.flavor 'xyz': .*there are: cpu-basic, "):
-        hub.run_job(planned(Needs(flavor="xyz"), target="Job"), ENVIRONMENT, "1h")
-    assert threaded_hf.hub.repos == {}
-    hub.deploy(planned(Needs(flavor="cpu-xl")), ENVIRONMENT)
 
 
 class Forgetful(dict[str, str]):
@@ -270,14 +249,6 @@ def test_space_that_cannot_be_undone_is_named(threaded_hf: LocalHF, hub: Hub, pl
         hub.deploy(planned(), ENVIRONMENT)
 
 
-def test_hub_that_cannot_be_reached(planned: Planned, keys: KeyStore) -> None:
-    api = HfApi(endpoint="http://127.0.0.1:9", token="hf_" + "x" * 34)
-    with pytest.raises(
-        SweError, match=r"at 'http://127.0.0.1:9' does not answer .*; check the network, and HF_ENDPOINT"
-    ):
-        Hub(api, keys).deploy(planned(), ENVIRONMENT)
-
-
 @pytest.mark.parametrize(
     ("route", "status", "said"),
     [
@@ -318,23 +289,6 @@ def test_missing_space(hub: Hub) -> None:
     for act in (hub.status, hub.pause, hub.restart, hub.delete, lambda name: list(logs(name))):
         with pytest.raises(UsageError, match="the Space 'tester/nothing': Hugging Face has nothing of that"):
             act("tester/nothing")
-
-
-@pytest.mark.parametrize("what", [("status",), ("logs",), ("pause",), ("restart",), ("delete", "--yes")])
-def test_invalid_repository_name(
-    threaded_hf: LocalHF, cli: Cli, capsys: pytest.CaptureFixture[str], what: tuple[str, ...]
-) -> None:
-    assert cli("space", *what, "a-run") == 2
-    assert capsys.readouterr().err == "swe-core: error: 'a-run' is no Space: expected OWNER/NAME\n"
-    assert threaded_hf.calls.total() == 0
-
-
-def test_pause_and_restart(threaded_hf: LocalHF, hub: Hub, planned: Planned) -> None:
-    hub.deploy(planned(), ENVIRONMENT)
-    hub.pause(NAME)
-    assert hub.status(NAME).stage == "PAUSED"
-    hub.restart(NAME)
-    assert hub.status(NAME).stage == "RUNNING"
 
 
 def test_space_says_how_far_it_is_to_who_has_its_key(
@@ -405,19 +359,17 @@ ROW = {
 }
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> list[Wheel]:
-    """Of one package, once: pip takes its time."""
-    return make_wheels([distribution("swe-sandbox-docker")], tmp_path_factory.mktemp("wheels"))
-
-
 @pytest.fixture
-def cli(made: list[Wheel], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+def cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
     """The command, in this process, in a directory with settings; its exit code."""
     (tmp_path / "t.toml").write_text('[run]\ntasks = "rows.jsonl"\n[sandbox.local]\nunisolated = true\n')
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROW))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    wheel = tmp_path / "wheels" / "swe_sandbox_docker-0.1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    wheel.write_bytes(b"a wheel")
+    made = [Wheel("swe-sandbox-docker", "0.1.0", wheel, "0" * 64)]
     monkeypatch.setattr(wheels, "make_wheels", lambda packages, directory: made)
 
     def run(*arguments: str) -> int:
@@ -477,8 +429,9 @@ def test_dry_run_creates_nothing_and_sends_no_request(
 TRAINING = (*SANDBOXES[2:], "--set", 'run.plugins=["pi", "hf", "trl"]')
 
 
-@pytest.mark.parametrize("dry", [(), ("--dry-run", "folder")])
-@pytest.mark.parametrize("command", [("space", "deploy"), ("job", "run")])
+@pytest.mark.parametrize(
+    ("command", "dry"), [(("space", "deploy"), ()), (("job", "run"), ("--dry-run", "folder"))]
+)
 def test_hardware_on_which_the_training_could_not_start_is_refused_before_anything_is_created(
     threaded_hf: LocalHF,
     cli: Cli,
@@ -504,6 +457,7 @@ EXAMPLES = [
     for page in (PAGES / "README.md", *sorted((PAGES / "docs").rglob("*.md")))
     for line in re.findall(r"^swe-core (?:space deploy|job run) .*$", page.read_text(), re.MULTILINE)
 ]
+assert len(EXAMPLES) >= 3
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -521,20 +475,6 @@ def test_examples_of_the_documentation_can_be_deployed(
     assert bool(threaded_hf.hub.repos) == ("--dry-run" not in words)
 
 
-def test_examples_exist() -> None:
-    assert len(EXAMPLES) >= 3
-
-
-def test_time_that_is_none_is_refused_before_anything_is_made(
-    threaded_hf: LocalHF, cli: Cli, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli("job", "run", *DEPLOY[2:], "--timeout", "12x") == 2
-    assert capsys.readouterr().err.startswith(
-        "swe-core: error: --timeout '12x': expected a number of seconds"
-    )
-    assert threaded_hf.calls.total() == 0
-
-
 def test_token_in_the_settings_is_refused_unsaid(
     threaded_hf: LocalHF, cli: Cli, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -546,37 +486,11 @@ def test_token_in_the_settings_is_refused_unsaid(
     assert threaded_hf.calls.total() == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--config", "nothing.toml"), "cannot read the settings file 'nothing.toml'"),
-        (("--include", "nothing"), "--include 'nothing': there is no such file"),
-        (("--set", "run.tasks=gone.jsonl"), "run.tasks 'gone.jsonl': there is no such file"),
-        (("--set", "run.atempts=1"), "did you mean 'attempts'?"),
-        (("--set", "sandbox.local.unisolated=false"), "asks for the sandbox 'local', and a Space cannot"),
-        (("--repo-id", "a-run"), "--repo-id 'a-run' is no repository: expected OWNER/NAME"),
-        (
-            ("--set", "worker.trl.grpo.nonsense=1", "--set", 'run.plugins=["trl"]'),
-            "worker.trl.grpo.nonsense is no",
-        ),
-        (("--secret", "a b"), "--secret …: expected NAME"),
-        (("--hardware", "t4-smal"), "did you mean 't4-small'?"),
-        (
-            ("--set", "push.to=somebody/backup"),
-            "the data set 'somebody/backup': the Hugging Face token may",
-        ),
-        ((*SANDBOXES, "--set", "sandbox.hf.flavor=xyz"), "sandbox.hf.flavor 'xyz': the Hub has none"),
-    ],
-)
-def test_wrong_input_is_a_sentence(
-    threaded_hf: LocalHF, cli: Cli, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
-) -> None:
-    threaded_hf.hub.repos["dataset", "somebody/backup"] = Repo.new(
-        "dataset", "somebody/backup", private=False
-    )
+@pytest.mark.parametrize("case", bad_inputs(__file__))
+@pytest.mark.usefixtures("cli")
+def test_bad_input(case: BadInput, refuse: Callable[[BadInput], None], threaded_hf: LocalHF) -> None:
+    other = "somebody/backup"
+    threaded_hf.hub.repos["dataset", other] = Repo.new("dataset", other, private=False)
     before = dict(threaded_hf.hub.repos)
-    assert cli(*DEPLOY, *arguments) == 2
-    err = capsys.readouterr().err
-    assert said in err
-    assert err.startswith("swe-core: error: ")
+    refuse(case)
     assert threaded_hf.hub.repos == before

@@ -102,10 +102,6 @@ def test_space_has_its_files_its_secrets_names_and_its_packages() -> None:
     assert "app_port: 7860\n" in text(deployment, "README.md")
 
 
-def test_space_uses_the_login_of_this_machine_by_default() -> None:
-    assert Secret("HF_TOKEN", LOGIN) in planned().secrets
-
-
 def test_job_has_a_script_in_place_of_an_image() -> None:
     deployment = planned(target="Job", base_image="mine:1")
     assert deployment.image == "mine:1"
@@ -118,10 +114,6 @@ def test_job_has_a_script_in_place_of_an_image() -> None:
     image = text(planned(), "Dockerfile")
     installs = [line.removeprefix("RUN ") for line in image.splitlines() if "pip install" in line]
     assert installs == [line for line in script.splitlines() if "pip install" in line]
-
-
-def test_image_is_built_from_the_base_that_was_asked_for() -> None:
-    assert text(planned(base_image="mine:1"), "Dockerfile").splitlines()[1] == "ARG BASE=mine:1"
 
 
 def test_image_runs_as_uid_1000_and_has_no_container_engine() -> None:
@@ -174,14 +166,11 @@ def test_front_matter_is_what_the_hub_reads_whatever_the_name(name: str) -> None
             {"run": {"sandbox": "docker"}},
             "'t.toml' asks for the sandbox 'docker', and a Space has no container",
         ),
-        ({"run": {"plugins": ("docker", "trl")}}, "asks for the sandbox 'docker'"),
         ({}, "asks for the sandbox 'local', and a Space cannot isolate it: add the plugin 'hf'"),
-        ({"run": {"plugins": ("pi", "trl")}}, "asks for the sandbox 'local'"),
         (
             {"run": {"plugins": ("pi", "hf", "trl")}},
             "no sandbox for the agents: .* network 'llm' asks for that: set sandbox.hf.internet = true",
         ),
-        ({"run": {"sandbox": "hf"}, "resources": {"network": "none"}}, "network 'none' asks for that"),
         ({"run": {"sandbox": "hf"}, "resources": {"network": "full"}}, "for the tests: .* network 'none'"),
         ({"run": {"plugins": ("nothing",)}}, "unknown plugin 'nothing'"),
         ({"run": {"sandbox": "hf"}, "sandbox": {"hf": {"inter": True}}}, "did you mean 'internet'"),
@@ -194,34 +183,31 @@ def test_sandboxes_that_could_only_be_refused_there_are_refused_here(
         check_run(request(), load_settings(command_line=changes))
 
 
-def test_hub_checks_follow_from_the_settings() -> None:
-    def needs(**changes: Any) -> Needs:
-        return check_run(request(), load_settings(command_line=changes))
-
-    unisolated = {"local": {"unisolated": True}}
-    assert needs(sandbox=unisolated) == Needs()
-    assert needs(sandbox=unisolated, push={"to": "a/b"}) == Needs(pushes=(("dataset", "a/b"),))
-    there = {"run": {"plugins": ("pi", "hf", "trl")}, "push": {"to": "a/b"}}
-    sandboxes = {"hf": {"internet": True, "flavor": "cpu-huge"}}
-    pushes = (("dataset", "a/b"), ("model", "a/b"))
-    training = Training(nccl=True, serves=True)
-    assert needs(**there, sandbox=sandboxes) == Needs(pushes=pushes, flavor="cpu-huge", training=training)
+HF = {"hf": {"internet": True}}
+LOCAL = {"local": {"unisolated": True}}
+FLAVOR = Needs(flavor="cpu-basic")
+TRAINING = Training(nccl=True, serves=True)
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "needs"),
     [
-        {
-            "run": {"sandbox": "hf"},
-            "resources": {"network": "full"},
-            "sandbox": {"hf": {"internet": True}},
-        },
-        {"run": {"plugins": ("docker", "hf"), "sandbox": "hf"}, "sandbox": {"hf": {"internet": True}}},
-        {"sandbox": {"local": {"unisolated": True}}},
+        ({"run": {"sandbox": "hf"}, "resources": {"network": "full"}, "sandbox": HF}, FLAVOR),
+        ({"run": {"plugins": ("docker", "hf"), "sandbox": "hf"}, "sandbox": HF}, FLAVOR),
+        ({"sandbox": LOCAL}, Needs()),
+        ({"sandbox": LOCAL, "push": {"to": "a/b"}}, Needs(pushes=(("dataset", "a/b"),))),
+        (
+            {
+                "run": {"plugins": ("pi", "hf", "trl")},
+                "push": {"to": "a/b"},
+                "sandbox": {"hf": {"internet": True, "flavor": "cpu-huge"}},
+            },
+            Needs(pushes=(("dataset", "a/b"), ("model", "a/b")), flavor="cpu-huge", training=TRAINING),
+        ),
     ],
 )
-def test_sandboxes_that_work_there_are_accepted(changes: dict[str, Any]) -> None:
-    check_run(request(), load_settings(command_line=changes))
+def test_hub_checks_follow_from_settings_that_work_there(changes: dict[str, Any], needs: Needs) -> None:
+    assert check_run(request(), load_settings(command_line=changes)) == needs
 
 
 @pytest.mark.parametrize(
@@ -260,24 +246,13 @@ def test_tracker_that_the_deployment_does_not_install_is_said(caplog: pytest.Log
     assert said == "the deployment does not install the tracker 'wandb': add --requirement wandb"
 
 
-def test_settings_of_the_documentation_are_accepted(work: Path) -> None:
-    page = (Path(__file__).parents[4] / "docs" / "space.md").read_text()
-    (shown,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    (work / "t.toml").write_text(shown)
-    check_run(request(), load_settings(Path("t.toml")))
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"repo_id": "a-run"}, "expected OWNER/NAME"),
-        ({"repo_id": "a/b/c"}, "expected OWNER/NAME"),
         ({"repo_id": "a/b\nsdk: static"}, "expected OWNER/NAME"),
         ({"sets": (f"agent.x.key={TOKEN}",)}, "'agent.x.key' is a token of the Hub"),
         ({"variables": (f"HF_TOKEN={TOKEN}",)}, "'HF_TOKEN' is a token of the Hub"),
-        ({"secrets": ("a b",)}, "--secret …: expected NAME"),
-        ({"secrets": (TOKEN + "!",)}, "--secret …: expected NAME"),
-        ({"secrets": (f"HF_TOKEN={TOKEN}!",)}, "--secret HF_TOKEN: expected NAME"),
         ({"secrets": (TOKEN,)}, "--secret …: expected NAME"),
         ({"secrets": (f"HF_TOKEN={TOKEN}",)}, "--secret HF_TOKEN: expected NAME"),
         ({"secrets": ("SWE_SPACE_KEY",)}, "it is random"),
@@ -379,13 +354,9 @@ def test_settings_from_elsewhere_lie_at_the_top(work: Path) -> None:
     ("run", "include", "said"),
     [
         ({"tasks": "rows.jsonl"}, [], "run.tasks 'rows.jsonl': there is no such file"),
-        ({"image_map": "map.toml"}, [], "run.image_map 'map.toml': there is no such file"),
         ({"model": "./tiny"}, [], "run.model './tiny': there is no such file"),
-        ({"extra_plugins": ("mine.py",)}, [], "run.extra_plugins 'mine.py': there is no such file"),
         ({}, [Path("nothing")], "--include 'nothing': there is no such file"),
         ({}, [Path("/etc/passwd")], "is not below the working directory"),
-        ({}, [Path("../x")], "is not below the working directory"),
-        ({"model": "~/model"}, [], "is not below the working directory"),
     ],
 )
 def test_file_that_is_missing_or_elsewhere_is_named(
@@ -503,6 +474,7 @@ def test_packages_that_the_run_does_not_load_are_left_out() -> None:
     assert [package.name for package in installed(["trl", "no-such"])] == ["swe-core", "swe-trainer-trl"]
 
 
+@pytest.mark.slow
 def test_wheels_are_those_of_the_installed_packages_and_the_same_each_time(
     trainer: Wheel, tmp_path: Path
 ) -> None:
@@ -520,6 +492,7 @@ def test_wheels_are_those_of_the_installed_packages_and_the_same_each_time(
     assert "swe_trainer_trl/space/template/start.sh" in content
 
 
+@pytest.mark.slow
 def test_pip_takes_only_the_wheels_of_the_folder(trainer: Wheel, tmp_path: Path) -> None:
     """The file with the hashes means something: another wheel of that name is refused."""
     folder = tmp_path / "folder"
@@ -537,6 +510,7 @@ def test_pip_takes_only_the_wheels_of_the_folder(trainer: Wheel, tmp_path: Path)
     assert "DO NOT MATCH THE HASHES" in done.stderr
 
 
+@pytest.mark.slow
 def test_wheels_that_cannot_be_made_are_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     package = Installed({"url": (tmp_path / "broken").as_uri(), "dir_info": {}})
