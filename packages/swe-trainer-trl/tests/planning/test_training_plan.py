@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if find_spec("transformers") is None or find_spec("torch") is None:
 
 from swe_core.cli import main
 from swe_core.errors import ConfigError
+from swe_testing.bad_inputs import BadInput, bad_inputs
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.planning import cards, training_plan
 from swe_trainer_trl.planning.cards import GIB, Cards, of_hardware
@@ -328,36 +330,11 @@ def test_dry_run_shows_who_uses_which_gpu(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["Qwen3-8B"]
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (("--hardware", "2x80GB"), "the trainer needs 178.3 GiB on its GPU"),
-        (("--hardware", "8x80GB", "--set", "worker.trl.server.tensor_parallel=3"), "32 attention heads"),
-        (("--hardware", "4x80GB", "--set", "worker.trl.processes=4"), "take 5 GPUs, but there are 4"),
-        (("--hardware", "4x80GB", "--set", "worker.trl.server.replicas=4"), "take 5 GPUs, but there are 4"),
-        (("--hardware", "eight"), "such as '8x80GB'"),
-        (("--hardware", "8x80GB", "--set", "worker.trl.grpo.max_stepz=1"), "did you mean 'max_steps'?"),
-        (("--hardware", "8x80GB", "--set", "worker.trl.sharding=some"), "should be 'none' or 'fsdp'"),
-        (("--hardware", "8x80GB", "--agent", "oracle"), "makes no LLM calls"),
-        (("--hardware", "8x80GB", "--model", "./nowhere"), "is not a model directory"),
-        (("--hardware", "8x80GB", "--eval-tasks", "demo"), "that the run trains on"),
-        (("--hardware", "8x80GB", "--eval-every", "5"), "needs --eval-tasks"),
-        (("--hardware", "8x80GB", "--set", "worker.trl.lora.rr=8"), "no setting of PEFT's LoraConfig"),
-    ],
-)
-def test_dry_run_refuses_what_a_start_would_refuse(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    args: tuple[str, ...],
-    said: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, _, err = dry_run(monkeypatch, capsys, "--model", str(qwen3(tmp_path, "Qwen3-8B")), *args)
-    assert code == 2
-    assert said in err.splitlines()[-1]
-    assert "Traceback" not in err
-    assert not (tmp_path / "runs").exists()
+@pytest.mark.parametrize("case", bad_inputs(__file__))
+def test_bad_input(case: BadInput, refuse: Callable[[BadInput], None], tmp_path: Path) -> None:
+    """A dry run refuses what a start would refuse."""
+    qwen3(tmp_path, "Qwen3-8B")
+    refuse(case)
 
 
 def test_start_refuses_what_does_not_fit_before_anything_is_written(
@@ -376,15 +353,3 @@ def test_start_refuses_what_does_not_fit_before_anything_is_written(
     assert "and this machine has 8.0 GiB: use a smaller model" in said
     assert "worker.trl.memory_check = 'warn' starts in spite of it" in said
     assert [path.name for path in tmp_path.iterdir()] == ["Qwen3-0.6B"]
-
-
-def test_hardware_is_for_the_dry_run_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    command = ["swe-core", "run", "--plugins", "trl", "--model", "m", "--hardware", "8x80GB"]
-    monkeypatch.setattr(sys, "argv", command)
-    with pytest.raises(SystemExit):
-        main()
-    assert "is what --dry-run plans for" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
