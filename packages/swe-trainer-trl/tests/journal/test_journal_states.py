@@ -168,19 +168,18 @@ class JournalStates(RuleBasedStateMachine):
             with pytest.raises(SweError, match=f"group {other} is not open"):
                 self.journal.close_group(other, assessed)
 
-    @rule(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=3))
-    def whole(self, sizes: list[int]) -> None:
-        """A group with a row of each attempt."""
-        self.open("a", len(sizes))
-        number = len(self.groups) - 1
-        for attempt, size in enumerate(sizes):
-            member = Member(f"{attempt}", attempt, 1.0, (make_chain(size, size),), 1, 1)
-            self.journal.add_member(number, member)
-            self.groups[number].members.append(member)
-        members_ = self.groups[number].members
-        self.hand_over(
-            number, assess(members_, update=1, max_staleness=0, min_scored=1, keep_without_spread=True)
-        )
+    @rule(kinds=st.lists(st.sampled_from(["counts", "counts", "cut", "old"]), min_size=1, max_size=4))
+    def whole(self, kinds: list[str]) -> None:
+        """A group with a row of each attempt that was neither cut short nor is too old."""
+        self.open("a", len(kinds))
+        number, mine = len(self.groups) - 1, self.groups[-1].members
+        for attempt, kind in enumerate(kinds):
+            age = 0 if kind == "old" else 1
+            chain = make_chain(attempt + 2, attempt)
+            mine.append(Member(f"{attempt}", attempt, 1.0, (chain,), age, age, kind == "cut"))
+            self.journal.add_member(number, mine[-1])
+        options: Any = {"update": 1, "max_staleness": 0, "min_scored": 1, "overlong": "exclude"}
+        self.hand_over(number, assess(mine, keep_without_spread=True, **options))
 
     def hand_over(self, number: int, assessed: Assessed) -> None:
         self.journal.close_group(number, assessed)
