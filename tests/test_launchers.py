@@ -164,6 +164,7 @@ def test_runs_that_cannot_resume(
     assert (recorded / "rollouts" / "torn-0").exists()  # nothing was touched
 
 
+@pytest.mark.slow
 def test_option_of_an_installed_plugin(launched: Launched, tmp_path: Path) -> None:
     """It is short for a setting, and in the help only where its plugin is allowed."""
     info = tmp_path / "site" / "acme_syncing-1.2.3.dist-info"

@@ -179,14 +179,11 @@ def copy(model: Path, target: Path, config: dict[str, Any] | None = None) -> Pat
 # wrong input: no run directory is made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        pytest.param(
-            ["--weight-sync", "trl"],
-            "NCCL, which needs CUDA, and there is none: use --weight-sync disk",
-            marks=pytest.mark.slow,
-        ),
+        (["--weight-sync", "trl"], "NCCL, which needs CUDA, and there is none: use --weight-sync disk"),
         (["--set", "engine.vllm.temperature=0.5"], "engine.vllm.temperature is 0.5 and worker.trl.grpo."),
     ],
 )
@@ -205,9 +202,8 @@ def _has_cuda() -> bool:
     return bool(torch.cuda.is_available())
 
 
-@pytest.mark.parametrize(
-    ("broken", "url"), [pytest.param("damaged", NOWHERE, marks=pytest.mark.slow), ("tied", None)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("broken", "url"), [("damaged", NOWHERE), ("tied", None)])
 def test_untrainable_model_is_reported_before_anything_is_created(
     command: Command, tmp_path: Path, tiny_model: Path, broken: str, url: str | None
 ) -> None:
@@ -226,6 +222,7 @@ def test_untrainable_model_is_reported_before_anything_is_created(
 # a server that cannot be used: no run directory is made either, and nobody waits for it
 
 
+@pytest.mark.slow
 def test_missing_server_is_reported_at_once(command: Command, tiny_model: Path) -> None:
     """TRL itself would wait 240 s for it, in silence, where it synchronises."""
     more = ["--weight-sync", "trl", "--set", "worker.trl.lora.r=8"]
@@ -270,7 +267,8 @@ def test_tokenizer_without_chat_template_is_reported_before_the_policy_is_loaded
     assert not command.out.exists()
 
 
-def test_resume_rejects_a_directory_without_a_training(command: Command, tmp_path: Path) -> None:
+def test_resume_rejects_a_directory_without_a_training(warm: Warm, tmp_path: Path, scratch: Path) -> None:
+    command = Command(warm, tmp_path / "run", scratch, tmp_path / "stderr")
     missing = tmp_path / "missing"
     assert "there is no run" in command.refused("--resume", str(missing), "--plugins", "trl", code=2)
     assert not missing.exists()

@@ -52,7 +52,6 @@ def test_rollout_without_verdict_has_no_trainable_tokens(
     book.add(0, make_sampled([1], [2, 3, 4]))
     record = _notes(book).record(outcome, datetime.now(UTC), 1.0)
     assert record.outcome == outcome
-    assert record.ledger is not None
     assert (record.ledger.sampled, record.ledger.trainable, record.ledger.dropped) == (3, trainable, dropped)
     assert (record.ended_by, record.finish_reason) == ("turns", "length")
 
@@ -76,7 +75,6 @@ def test_reward_is_that_of_the_grade(outcome: Outcome, grade: Grade, reward: flo
 def test_unbalanced_tokens_are_an_engine_error() -> None:
     record = _notes(Unbalanced()).record("resolved", datetime.now(UTC), 1.0)
     assert (record.outcome, record.reward, record.ledger) == ("error", None, None)
-    assert record.failure is not None
     assert (record.failure.boundary, record.failure.type) == ("engine", "LedgerError")
 
 
@@ -84,7 +82,6 @@ def test_first_of_several_failures_counts() -> None:
     notes = _notes(Unbalanced())
     notes.fail(AgentError("it crashed"), "agent")
     record = notes.record("error", datetime.now(UTC), 1.0)
-    assert record.failure is not None
     assert record.failure.message == "it crashed"
 
 
@@ -100,7 +97,6 @@ def test_abandoned_attempt_leaves_no_trace_in_the_record(collected: bool) -> Non
     notes.fail(SandboxDied("it is gone too"), "sandbox")
     record = notes.record("error", datetime.now(UTC), 1.0)
     assert record.retried == (given_up,)
-    assert record.failure is not None
     assert record.failure.message == "it is gone too"
     assert given_up.failure.message == "it is gone"
     of_record = record.patch_bytes, record.phases.agent, record.agent_exit_code, record.turns

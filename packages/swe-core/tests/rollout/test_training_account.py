@@ -76,7 +76,6 @@ def test_after_the_end_every_token_must_be_in_the_journal(
     fates(journal, trained=10, waiting=20, no_spread=4)
     (run.path / "training.json").write_text("{}")
     account = training_account(run.path, LEDGERS, ended=True)
-    assert account is not None
     assert account.unaccounted == 6
     assert "6 unaccounted for" in account.sentence()
     tokens = account.summary()["tokens"]

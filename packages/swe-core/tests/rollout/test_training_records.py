@@ -60,7 +60,6 @@ def test_vocabulary_comes_back(tmp_path: Path) -> None:
     every = [bytes([byte]) for byte in range(256)]
     write_vocabulary(tmp_path, TokenTable("org/model", [*every, None], {256: "<|end|>"}))
     found = read_vocabulary(tmp_path)
-    assert found is not None
     assert [None if one is None else one.encode("latin-1") for one in found.tokens] == [*every, None]
     assert found.special == {256: "<|end|>"}
 

@@ -195,7 +195,7 @@ async def test_late_transfer_of_a_cancelled_rollout_does_not_end_the_run(tmp_pat
         assert reading.is_set()
         go.set()
         await made.submit_all()
-        await anyio.sleep(0.3)
+        await anyio.wait_all_tasks_blocked()
 
 
 async def test_request_with_any_text_and_limit_travels(tmp_path: Path) -> None:
@@ -304,9 +304,11 @@ async def test_log_of_a_thread_wakes_the_poll(tmp_path: Path) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(node.run)
         await node.answer("begin", to_bytes(begin(tmp_path, 1)))
-        threading.Timer(0.2, lambda: node._log(30, "x")).start()
-        with anyio.move_on_after(3) as scope:
-            await node.answer("poll", to_bytes(Poll(after=0)))
+        with anyio.move_on_after(30) as scope:
+            async with anyio.create_task_group() as polls:
+                polls.start_soon(node.answer, "poll", to_bytes(Poll(after=0)))
+                await anyio.wait_all_tasks_blocked()
+                threading.Thread(target=lambda: node._log(30, "x")).start()
         tasks.cancel_scope.cancel()
     assert not scope.cancelled_caught
 
@@ -361,7 +363,7 @@ async def test_resume_does_not_wait_for_ever_for_a_node_that_does_not_answer(tmp
     silent = SimulatedNode("silent")
     silent.reachable = False
     async with driver(tmp_path, SimulatedNode("one"), silent) as made:
-        with anyio.move_on_after(6) as scope:  # LOST_AFTER is 0.4
+        with anyio.move_on_after(15) as scope:  # LOST_AFTER is 0.4
             await made.pool.recover(made.commit, [], [])
     assert not scope.cancelled_caught
 
