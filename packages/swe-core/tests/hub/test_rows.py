@@ -114,12 +114,9 @@ def test_ids_of_redacted_text_are_withheld(run: RunDirectory) -> None:
     ("name", "public"),
     [
         ("owner/model", "owner/model"),
-        ("gpt-9", "gpt-9"),
         ("/home/alice/models/mine", "mine"),
         ("./mine", "mine"),
-        ("~/models/mine", "mine"),
         ("alice/rows.jsonl", "rows.jsonl"),
-        ("a/b/c", "c"),
         ("", ""),
     ],
 )
