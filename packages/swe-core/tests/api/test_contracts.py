@@ -16,7 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 from swe_core.api import agent_contract, contracts
-from swe_core.api.agent import AgentContext, AgentEvent, AgentExit, AgentSpec, HostTool
+from swe_core.api.agent import AgentContext, AgentExit, AgentSpec, HostTool
 from swe_core.api.component import Component, Config
 from swe_core.api.engine import ChatRequest, Completion, Engine, EngineSession
 from swe_core.api.grader import Grade, Graded
@@ -70,14 +70,11 @@ class Unprintable(int):
     [
         (Component(3, lambda config: 1), "has the name 3, expected letters"),  # type: ignore[arg-type]
         (Component("my agent", lambda config: 1), "has the name 'my agent', expected letters"),
-        (Component("", lambda config: 1), "has the name '', expected letters"),
         (Component("a", "b"), "'a' has 'b' as create, expected a function"),  # type: ignore[arg-type]
         (Component("a", later), "'a' has a create that is 'async def', expected a plain function"),
         (Component("a", Mine, Wrong), "the class Wrong as config, expected a subclass of swe_core.Config"),  # type: ignore[arg-type]
-        (Component("a", Mine, Config()), "an object of the class Config as config"),  # type: ignore[arg-type]
         (Component("a", Mine, Config, None), "'a' has None as summary, expected a text"),  # type: ignore[arg-type]
         (Component("a", Mine, defaults=["vllm"]), "has ['vllm'] as defaults, expected a dict"),  # type: ignore[arg-type]
-        (Component("a", Mine, settings=()), "has () as settings, expected a dict"),  # type: ignore[arg-type]
     ],
 )
 def test_field_of_a_component_with_a_wrong_type_is_named(component: Component[Any], says: str) -> None:
@@ -124,10 +121,6 @@ def recorded(config: Config) -> object:
 async def coroutine() -> None: ...
 
 
-def abstract(config: Config) -> object:
-    return AgentSpec()  # type: ignore[abstract]  # as a plugin that lacks a method
-
-
 def broken(config: Config) -> object:
     raise RuntimeError("no such luck")
 
@@ -136,47 +129,21 @@ def broken(config: Config) -> object:
     ("role", "create", "says"),
     [
         ("agent", lambda config: None, "returned None, expected an AgentSpec: return it"),
-        (
-            "agent",
-            lambda config: Mine,
-            "returned the class Mine, expected an object: call the class, Mine(…)",
-        ),
-        (
-            "agent",
-            lambda config: Wrong(),
-            "an object of the class Wrong, expected an AgentSpec, whose class ",
-        ),
+        ("agent", lambda config: Mine, "returned the class Mine, expected an object: call the class, Mine("),
+        ("agent", lambda config: Wrong(), "an object of the class Wrong, expected an AgentSpec, whose class"),
         ("agent", lambda config: coroutine(), "returned a coroutine, expected an AgentSpec"),
         ("agent", missing_name, "whose name is None, expected a text: write name = 'mine' in its class"),
         ("agent", dialect, "whose dialect is 'openai', expected one of 'chat', 'responses', 'messages', "),
         ("agent", broken, "cannot be created: RuntimeError: no such luck (test_contracts.py, line "),
         ("agent", lambda: Mine(), "its create takes other arguments than the settings alone, expected a "),
-        ("agent", Mine, "its create takes other arguments than the settings alone"),
         ("agent", AgentSpec, "its create takes other arguments"),
-        ("agent", abstract, "cannot be created: TypeError: Can't instantiate abstract"),
         ("engine", lambda config: Provider(), "an object of the class Provider, expected an Engine, whose "),
-        ("engine", lambda config: Answering, "expected an object: call the class, Answering(…)"),
-        (
-            "sandbox",
-            lambda config: Provider(),
-            "an object with open(), notes(), list(), reap(); it lacks reap()",
-        ),
-        ("sandbox", lambda config: None, "returned None, expected a SandboxProvider: return it"),
-        ("grader", lambda config: Provider(), "expected a Grader: an object with grade(); it lacks grade()"),
-        (
-            "tasks",
-            lambda config: Source(),
-            "without recording, expected the Path of recorded replies, or None",
-        ),
+        ("sandbox", lambda config: Provider(), "with open(), notes(), list(), reap(); it lacks reap()"),
+        ("tasks", lambda config: Source(), "without recording, expected the Path of recorded replies, or "),
         ("tasks", recorded, "whose recording is 'replies.jsonl', expected the Path"),
-        ("tasks", lambda config: [make_task()], "expected a TaskSource: an object with tasks()"),
-        (
-            "worker",
-            lambda config: Provider(),
-            "expected a worker: an object with 'async def run(self, runner)'",
-        ),
+        ("worker", lambda config: Provider(), "expected a worker: an object with 'async def run(self, runn"),
     ],
-)
+)  # fmt: skip
 def test_object_that_does_not_fill_its_role_is_named(role: str, create: Any, says: str) -> None:
     with pytest.raises(PluginError) as raised:
         contracts.create(Component("mine", create), Config(), role, WHO)
@@ -195,11 +162,8 @@ def test_error_that_a_plugin_raises_on_purpose_is_unchanged() -> None:
 def test_shown_values_are_short_and_the_same_in_each_run() -> None:
     assert contracts.shown(["x"] * 1000).endswith("… (a list)")
     assert len(contracts.shown("x" * 1000)) < 200
-    assert contracts.shown(object()) == "an object of the class object" or "0x" not in contracts.shown(
-        Wrong()
-    )
+    assert "0x" not in contracts.shown(Wrong())
     assert contracts.shown([Unprintable()]) == "a list"
-    assert contracts.shown(len) == "the function len"
     assert contracts.shown(name for name in EMPTY) == "a generator"
 
 
@@ -235,9 +199,7 @@ async def asynchronous(self: object) -> AsyncIterator[object]:
         (asynchronous, "returned an async generator from tasks()"),
         (lambda self: "one", "returned 'one' from tasks()"),
         (lambda self: make_task("one"), "returned an object of the class Task from tasks()"),
-        (lambda self: [{"instance_id": "one"}], "gave {'instance_id': 'one'} as task 0 from tasks(), "
-         "expected a Task: Task.model_validate(row) makes one"),
-        (lambda self: [make_task("one"), 2], "gave 2 as task 1 from tasks()"),
+        (lambda self: [make_task("one"), {}], "gave {} as task 1 from tasks(), expected a Task: Task.mod"),
         (repeated, "gave two tasks with the id 'one'"),
         (failing, "failed in tasks(): KeyError: 'instance_id' (test_contracts.py, line "),
     ],
@@ -257,17 +219,6 @@ def test_tasks_of_a_source_keep_their_order() -> None:
 # the methods of an agent
 
 
-METHODS: dict[str, Any] = {
-    "files": agent_contract.files,
-    "command": agent_contract.command,
-    "env": agent_contract.env,
-    "stdin": agent_contract.stdin,
-    "tools": agent_contract.tools,
-    "auxiliary": agent_contract.auxiliary,
-    "summary": agent_contract.summary,
-    "parse_event": agent_contract.parse_event,
-    "failure": agent_contract.failure,
-}
 ARGUMENTS: dict[str, Any] = {
     "auxiliary": ChatRequest({}, []),
     "summary": ChatRequest({}, []),
@@ -282,7 +233,7 @@ def returned(method: str, value: object) -> object:
     """What the contract makes of the value that an agent's method returns."""
     agent = Mine()
     setattr(agent, method, lambda *args: value)
-    return METHODS[method](agent, ARGUMENTS.get(method, CONTEXT))
+    return getattr(agent_contract, method)(agent, ARGUMENTS.get(method, CONTEXT))
 
 
 @pytest.mark.parametrize(
@@ -292,15 +243,10 @@ def returned(method: str, value: object) -> object:
          "['pi', '--help']"),
         ("command", None, "returned None from command(), expected a list of texts such as ['my-agent', "),
         ("command", [], "returned [] from command()"),
-        ("command", [""], "returned [''] from command()"),
         ("command", ["pi", 1], "returned 1 as item 1 from command()"),
-        ("command", ["pi", None], "returned None as item 1 from command()"),
-        ("command", [Path("/pi")], "returned an object of the class PosixPath as item 0 from command()"),
         ("env", ["A=b"], "returned a list from env(), expected a dict"),
         ("env", {"PORT": 8080}, "returned an int for 'PORT' from env(), expected texts"),
-        ("env", None, "returned None from env()"),
         ("files", {"config.json": b""}, "returned the path 'config.json' from files(), expected an absolute"),
-        ("files", {Path("/c"): b""}, "returned the path an object of the class PosixPath from files()"),
         ("files", {"/c": "{}"}, "returned a str for '/c' from files(), expected bytes: write .encode()"),
         ("files", [("/c", b"")], "from files(), expected a dict"),
         ("stdin", "prompt", "returned 'prompt' from stdin(), expected bytes or None: write .encode()"),
@@ -309,7 +255,6 @@ def returned(method: str, value: object) -> object:
         ("auxiliary", True, "returned True from auxiliary(), expected a text or None"),
         ("summary", "yes", "returned 'yes' from summary(), expected True or False"),
         ("parse_event", None, "returned None from parse_event(), expected a list such as [AgentEvent("),
-        ("parse_event", AgentEvent(kind="text", text="t"), "the class AgentEvent from parse_event()"),
         ("parse_event", ["text"], "returned 'text' as item 0 from parse_event()"),
         ("failure", 1, "returned 1 from failure(), expected a text or None"),
     ],
@@ -363,17 +308,11 @@ def test_failing_method_of_an_agent_is_named_with_its_line() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (
-            True,
-            "returned True from grade(), expected a Graded from an async function: write 'async def grade'",
-        ),
-        (coroutine, "returned None from grade(), expected a Graded: return Graded(grade=Grade(resolved=…))"),
-        (
-            Grade(resolved=True),
-            "an object of the class Grade from grade(), expected a Graded: return Graded(gra",
-        ),
+        (True, "returned True from grade(), expected a Graded from an async function: write 'async def gr"),
+        (coroutine, "returned None from grade(), expected a Graded: return Graded(grade=Grade(resolved="),
+        (Grade(resolved=True), "an object of the class Grade from grade(), expected a Graded: return Gra"),
     ],
-)
+)  # fmt: skip
 async def test_grader_that_gives_no_grade_is_named(given: Any, says: str) -> None:
     async def grading() -> object:
         return given
@@ -418,18 +357,13 @@ async def value(given: Any) -> Any:
 
 @pytest.mark.anyio
 async def test_engine_that_gives_no_completion_is_named() -> None:
-    with pytest.raises(
-        EngineError, match=r"returned 'hello' from complete\(\), expected a Completion from an as"
+    for given, says in (
+        ("hello", "returned 'hello' from complete(), expected a Completion from an as"),
+        (value("hello"), "returned 'hello' from complete(), expected a Completion: return Co"),
+        (value(Completion("hello")), "a Completion with the message 'hello' "),  # type: ignore[arg-type]
     ):
-        await answered("hello")
-    with pytest.raises(
-        EngineError, match=r"returned 'hello' from complete\(\), expected a Completion: return Co"
-    ):
-        await answered(value("hello"))
-    with pytest.raises(
-        EngineError, match=r"a Completion with the message 'hello' .*, expected a dict such as"
-    ):
-        await answered(value(Completion("hello")))  # type: ignore[arg-type]
+        with pytest.raises(EngineError, match=re.escape(says)):
+            await answered(given)
     completion = Completion({"role": "assistant", "content": "hello"})
     assert await answered(value(completion)) is completion
 
@@ -454,7 +388,6 @@ async def undecorated(spec: SandboxSpec) -> AsyncIterator[object]:
     [
         (undecorated, "returned an async generator from open(), expected an async context manager: write "
          "@asynccontextmanager above 'async def open', and 'yield' the sandbox"),
-        (lambda spec: coroutine(), "returned a coroutine from open()"),
         (unyielding, "returned a coroutine from open()"),
         (lambda spec: None, "returned None from open()"),
         (opening, "gave 'a sandbox' from open(), expected a Sandbox"),
@@ -482,14 +415,10 @@ def test_exit_of_a_plugin_is_an_error_of_its_method() -> None:
 async def test_other_values_of_providers_and_engines_are_named() -> None:
     provider: Any = Provider()
     provider.notes = lambda: "not isolated"
-    with pytest.raises(
-        PluginError, match=r"returned 'not isolated' from notes\(\), expected a list of senten"
-    ):
+    with pytest.raises(PluginError, match=r"returned 'not isolated' from notes\(\), expected a list of sen"):
         contracts.notes_of(provider)
     provider.reap = lambda: 0
-    with pytest.raises(
-        SandboxError, match=r"returned 0 from reap\(\), expected a number from an async function"
-    ):
+    with pytest.raises(SandboxError, match=r"returned 0 from reap\(\), expected a number from an async fu"):
         await contracts.reap(provider)
     provider.reap = lambda: value(None)
     assert await contracts.reap(provider) == 0
@@ -502,7 +431,5 @@ async def test_other_values_of_providers_and_engines_are_named() -> None:
         await contracts.check(engine)
     worker: Any = Provider()
     worker.run = lambda runner: 1
-    with pytest.raises(
-        PluginError, match=r"returned 1 from run\(\), expected an async function: write 'async d"
-    ):
+    with pytest.raises(PluginError, match=r"returned 1 from run\(\), expected an async function: write 'as"):
         await contracts.run_worker(worker, worker)

@@ -75,16 +75,6 @@ def _shared(one: list[Any], other: list[Any]) -> int:
     return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
 
 
-def test_growing_conversation_is_stored_once() -> None:
-    tools = [{"type": "function", "function": {"name": "bash"}}]
-    history = [{"role": "user", "content": str(number)} for number in range(50)]
-    bodies = [{"messages": history[: end + 1], "tools": tools} for end in range(50)]
-    turns = _turns(bodies)
-    assert [len(turn.messages) for turn in turns] == [1] * 50
-    assert [turn.kept for turn in turns] == list(range(50))
-    assert ["tools" in turn.params for turn in turns] == [True] + [False] * 49
-
-
 def test_removed_tools_are_recorded() -> None:
     message = {"role": "user", "content": "a"}
     bodies = [{"messages": [message], "tools": [{"type": "other"}]}, {"messages": [message]}]
@@ -135,7 +125,6 @@ def test_known_requests_are_bounded() -> None:
 
 
 def test_turn_without_reference_follows_the_previous() -> None:
-    """Format 4 has no references."""
     messages = [{"role": "user", "content": text} for text in "abc"]
     turns = [make_turn(index, kept=index, messages=[messages[index]]) for index in range(3)]
     assert [body["messages"] for body in requests_of(turns)] == [messages[:1], messages[:2], messages]
@@ -147,9 +136,7 @@ def test_requests_of_rejects_turn_without_its_predecessor() -> None:
         list(requests_of(turns[1:]))
 
 
-@pytest.mark.parametrize(
-    ("one", "other"), [(True, 1), (1, 1.0), (0, False), (0.0, -0.0), (["a"], ["a", None])]
-)
+@pytest.mark.parametrize(("one", "other"), [(True, 1), (0.0, -0.0)])
 def test_json_values_equal_in_python_are_kept_apart(one: object, other: object) -> None:
     bodies = [{"messages": [{"role": "user", "content": "x", "hint": {"cache": v}}]} for v in (one, other)]
     assert [orjson.dumps(body) for body in requests_of(_turns(bodies))] == [

@@ -25,30 +25,11 @@ EDIT = tool("edit", path=TEXT, text=TEXT)
         (tool("bash", command=TEXT), {"command": "ls"}),
         (tool("exec_command", cmd=TEXT), {"cmd": "ls"}),
         (tool("shell", command={"type": "array", "items": TEXT}), {"command": ["bash", "-lc", "ls"]}),
-        (
-            tool(
-                "run_shell_command",
-                ["command", "is_background"],
-                command=TEXT,
-                is_background={"type": "boolean"},
-            ),
-            {"command": "ls", "is_background": False},
-        ),
-        (
-            tool(
-                "terminal",
-                ["command", "risk"],
-                command=TEXT,
-                risk={"type": "string", "enum": ["LOW", "HIGH"]},
-            ),
-            {"command": "ls", "risk": "LOW"},
-        ),
-        (
-            tool("Bash", ["command", "timeout"], command=TEXT, timeout={"type": "integer", "minimum": 5}),
-            {"command": "ls", "timeout": 5},
-        ),
+        (tool("terminal", ["command", "risk", "back", "wait"], command=TEXT, back={"type": "boolean"},
+              risk={"type": "string", "enum": ["LOW", "HIGH"]}, wait={"type": "integer", "minimum": 5}),
+         {"command": "ls", "risk": "LOW", "back": False, "wait": 5}),
     ],
-)
+)  # fmt: skip
 def test_shell_call_fits_the_tool(offered: dict[str, Any], arguments: dict[str, Any]) -> None:
     found = shell_call([EDIT, offered], "ls")
     assert found is not None

@@ -1,4 +1,4 @@
-"""The command line as a whole: errors, suggestions, help on a terminal and in a pipe."""
+"""The command line as a whole: interrupts, help on a terminal and in a pipe. Its errors: bad_inputs.toml."""
 
 from __future__ import annotations
 
@@ -31,43 +31,6 @@ def ran(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return int(ended.value.code or 0), said.out, said.err
 
     return run
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (("rn",), "no such command 'rn'; did you mean 'run'?"),
-        (("reprt",), "no such command 'reprt'; did you mean 'report'?"),
-        (("tasks", "lst"), "no such command 'lst'; did you mean 'list'?"),
-        (("sandboxes", "xyz"), "no such command 'xyz'; there are: list, reap"),
-        (("run", "--agnet", "pi"), "no such option '--agnet'; did you mean '--agent'?"),
-        (("sandboxes", "list", "--jsn"), "no such option '--jsn'; did you mean '--json'?"),
-        (("--xyzzy",), "no such option '--xyzzy'; see `swe-core --help`"),
-        (("run", "--agent"), "option '--agent' requires an argument"),
-        (
-            ("run", "--attempts", "x"),
-            "invalid value for '--attempts': 'x' is not a whole number; see `swe-core run --help`",
-        ),
-        (
-            ("run", "--attempts", "0"),
-            "invalid value for '--attempts': 0 is not in the range x>=1; see `swe-core run --help`",
-        ),
-        (("show",), "missing argument 'RUN'; see `swe-core show --help`"),
-        (("drift", "x"), "missing option '--tokenizer'; see `swe-core drift --help`"),
-        (("runs", ".", "b"), "got unexpected extra argument (b); see `swe-core runs --help`"),
-        (("report", "x\x1b[2Jy"), "there is no run 'x\\x1b[2Jy'; "),
-    ],
-)
-def test_every_usage_error_is_one_sentence_of_one_style(ran: Ran, args: tuple[str, ...], says: str) -> None:
-    code, out, err = ran(*args)
-    assert (code, out) == (2, "")
-    (line,) = err.splitlines()
-    assert line.startswith(f"swe-core: error: {says}")
-
-
-def test_unknown_command_without_a_similar_one_lists_all(ran: Ran) -> None:
-    _, _, err = ran("xyzzy")
-    assert err.startswith("swe-core: error: no such command 'xyzzy'; there are: run, runs, report, show, ")
 
 
 @pytest.mark.parametrize("args", [(), ("tasks",)])

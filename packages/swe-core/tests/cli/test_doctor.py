@@ -7,11 +7,11 @@ import subprocess
 import sys
 import threading
 from collections import namedtuple
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 
@@ -99,6 +99,16 @@ def test_missing_requirement_is_exit_code_1(file: Callable[[str], str]) -> None:
     assert "Buy one. Needed for: the test." in done.output
     assert "Missing: a thing (mine), a raising thing (mine)" in done.output
     assert "\x1b" not in done.output
+    done = examined("--json", "-p", file(PLUGIN % "missing"))
+    assert done.exit_code == 1
+    found = json.loads(done.output)
+    assert found["ready"] is False
+    (mine,) = (check for check in found["checks"] if check["name"] == "a thing")
+    assert 0 <= mine.pop("seconds") < 20
+    assert mine == {
+        "plugin": "mine", "used": True, "name": "a thing", "needed_for": "the test", "state": "missing",
+        "text": "is\x1b[2J there", "remedy": "Buy one.",
+    }  # fmt: skip
 
 
 def test_complete_machine_is_exit_code_0(file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,19 +130,6 @@ def test_unselected_plugin_may_lack_requirements(monkeypatch: pytest.MonkeyPatch
     assert "Missing: libraries (vllm)" in chosen.output
 
 
-def test_doctor_writes_json(file: Callable[[str], str]) -> None:
-    done = examined("--json", "-p", file(PLUGIN % "missing"))
-    assert done.exit_code == 1
-    found = json.loads(done.output)
-    assert found["ready"] is False
-    (mine,) = (check for check in found["checks"] if check["name"] == "a thing")
-    assert 0 <= mine.pop("seconds") < 20
-    assert mine == {
-        "plugin": "mine", "used": True, "name": "a thing", "needed_for": "the test", "state": "missing",
-        "text": "is\x1b[2J there", "remedy": "Buy one.",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("value", "why"),
     [("1 / 0", "ZeroDivisionError: division by zero"), ("['x']", "expected Checks, and one is 'x'")],
@@ -143,10 +140,6 @@ def test_failing_check_hook_is_reported(file: Callable[[str], str], value: str, 
     assert done.exit_code == 1
     assert f"it failed in swe_checks: {why}" in done.output
     assert "Python" in done.output
-
-
-def test_unknown_plugin_is_rejected() -> None:
-    assert "unknown plugin 'nonsense'" in str(examined("--plugins", "nonsense").exception)
 
 
 def test_broken_plugin_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,25 +174,23 @@ def test_hanging_check_does_not_block_the_exit(file: Callable[[str], str]) -> No
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("given", [None, "ok", 3, Finding("fine", "")])
+@pytest.mark.parametrize("given", [None, Finding("fine", "")])
 def test_check_result_of_another_type_is_reported(given: object) -> None:
     (result,) = look([asked("odd", lambda: given)], Redactor())
     assert result.finding.text == f"its check returned {given!r}, expected a Finding"
     assert result.blocks
 
 
-def test_check_that_exits_is_reported() -> None:
-    (result,) = look([asked("leaves", lambda: sys.exit(3))], Redactor())
-    assert result.finding.text == "SystemExit: 3"
-
-
-def test_results_keep_the_order_of_the_checks() -> None:
+def test_results_keep_the_order_of_the_checks_and_one_may_exit() -> None:
     first = threading.Event()
     checks = [
         asked("late", lambda: Finding("ok", str(first.wait(10)))),
         asked("early", lambda: first.set() or Finding("ok", "")),
+        asked("leaves", lambda: sys.exit(3)),
     ]
-    assert [result.asked.check.name for result in look(checks, Redactor())] == ["late", "early"]
+    results = look(checks, Redactor())
+    assert [result.asked.check.name for result in results] == ["late", "early", "leaves"]
+    assert results[2].finding.text == "SystemExit: 3"
 
 
 def test_secrets_come_from_the_environment() -> None:
@@ -213,18 +204,15 @@ def test_secrets_come_from_the_environment() -> None:
 
 
 def test_low_disk_space_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    found = machine.disk(tmp_path / "file" / "runs", "give another place with --out")
+    assert (found.state, found.remedy) == ("missing", "Give another place with --out.")
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage(2**29))
     found = machine.disk(tmp_path / "not" / "there", "give another place with --out")
     assert found == Finding(
         "missing", f"0.5 GiB free in '{tmp_path}/not/there'", "Make room, or give another place with --out."
     )
-
-
-def test_output_path_below_a_file_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    found = machine.disk(tmp_path / "file" / "runs", "give another place with --out")
-    assert (found.state, found.remedy) == ("missing", "Give another place with --out.")
 
 
 def test_absent_git_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -266,54 +254,42 @@ def test_missing_user_namespaces_name_the_remedy(monkeypatch: pytest.MonkeyPatch
 # The engine.
 
 
-class Handler(BaseHTTPRequestHandler):
-    replies: dict[str, tuple[int, bytes]]
-    keys: list[str | None]
+class Served:
+    """What answers requests in place of a server."""
 
-    def do_GET(self) -> None:
-        self.keys.append(self.headers.get("Authorization"))
-        status, body = self.replies.get(self.path, (404, b"{}"))
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+    def __init__(self) -> None:
+        self.replies: dict[str, tuple[int, bytes]] = {}
+        self.keys: list[str | None] = []
 
-    def log_message(self, *_: object) -> None:
-        pass
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        self.keys.append(request.headers.get("Authorization"))
+        status, body = self.replies.get(request.url.path, (404, b"{}"))
+        return httpx.Response(status, content=body)
 
 
 @pytest.fixture
-def server() -> Iterator[ThreadingHTTPServer]:
-    Handler.replies, Handler.keys = {}, []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    served = Served()
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda _, request: served.handle(request))
+    return served
 
 
-def url(server: ThreadingHTTPServer, path: str = "/v1") -> str:
-    return f"http://127.0.0.1:{server.server_port}{path}"
+URL = "http://127.0.0.1:9/v1"
 
 
 def models(*names: str) -> tuple[int, bytes]:
     return 200, json.dumps({"object": "list", "data": [{"id": name} for name in names]}).encode()
 
 
-@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/"])
-def test_endpoint_lists_its_models(server: ThreadingHTTPServer, path: str) -> None:
-    Handler.replies = {"/v1/models": models("a", "b")}
-    found = endpoint(url(server, path), "OPENAI_API_KEY", "the-key")
-    assert found.state == "ok"
-    assert found.text.endswith(" serves 'a', 'b'")
-    assert Handler.keys[-1] == "Bearer the-key"
-
-
-def test_long_model_list_is_cut(server: ThreadingHTTPServer) -> None:
-    Handler.replies = {"/v1/models": models(*"abcdefg")}
-    assert endpoint(url(server), None, None).text.endswith("serves 'a', 'b', 'c', 'd', 'e', … (7 in all)")
-    assert Handler.keys == [None]
+def test_endpoint_lists_its_models(served: Served) -> None:
+    served.replies = {"/v1/models": models(*"abcdefg")}
+    for url in (URL, URL.removesuffix("v1")):
+        found = endpoint(url, "OPENAI_API_KEY", "the-key")
+        assert found.state == "ok"
+        assert found.text.endswith("serves 'a', 'b', 'c', 'd', 'e', … (7 in all)")
+        assert served.keys[-1] == "Bearer the-key"
+    endpoint(URL, None, None)
+    assert served.keys[-1] is None
 
 
 @pytest.mark.parametrize(
@@ -321,39 +297,29 @@ def test_long_model_list_is_cut(server: ThreadingHTTPServer) -> None:
     [
         ((401, b"no"), "answers, and wants another key", "Set OPENAI_API_KEY to a key that it takes."),
         ((200, b"<html>"), "answers with status 200 and no list of models", "OpenAI-compatible"),
-        ((200, b"[]"), "answers with status 200 and no list of models", "OpenAI-compatible"),
-        ((500, b""), "answers with status 500 and no list of models", "OpenAI-compatible"),
-        ((302, b""), "answers with status 302 and no list of models", "OpenAI-compatible"),
     ],
 )
 def test_unusable_endpoint_is_missing(
-    server: ThreadingHTTPServer, reply: tuple[int, bytes], words: str, remedy: str
+    served: Served, reply: tuple[int, bytes], words: str, remedy: str
 ) -> None:
-    Handler.replies = {"/v1/models": reply}
-    found = endpoint(url(server), "OPENAI_API_KEY", "a-key")
-    assert found.state == "missing"
-    assert words in found.text
-    assert remedy in found.remedy
+    served.replies = {"/v1/models": reply}
+    found = endpoint(URL, "OPENAI_API_KEY", "a-key")
+    assert (found.state, words in found.text, remedy in found.remedy) == ("missing", True, True)
 
 
-def test_secrets_in_a_url_are_not_shown() -> None:
+def test_secrets_in_a_url_are_not_shown_and_an_invalid_one_is_reported() -> None:
     found = endpoint("http://me:pass-word@127.0.0.1:9/v1?key=query-word", None, None)
     assert found.text.startswith("http://127.0.0.1:9/v1 does not answer")
     assert "word" not in found.text
+    for given in ("nonsense", "ftp://host/v1", "http://", "http://[::1", "http://h:99999999"):
+        assert endpoint(given, None, None).text == "is no http or https URL"
 
 
-@pytest.mark.parametrize(
-    "given", ["", "nonsense", "ftp://host/v1", "http://", "http://[::1", "http://h:99999999"]
-)
-def test_invalid_url_is_reported(given: str) -> None:
-    assert endpoint(given, None, None).text == "is no http or https URL"
-
-
-def test_engine_url_option_is_checked(server: ThreadingHTTPServer) -> None:
-    Handler.replies = {"/v1/models": models("my-model")}
-    done = examined("--engine-url", url(server))
-    assert "serves 'my-model'" in done.output
-    assert Handler.keys == [f"Bearer {SECRET}"]  # as a run would ask it
-    absent = examined("--engine-url", "http://127.0.0.1:9/v1")
+def test_engine_url_option_is_checked(served: Served) -> None:
+    served.replies = {"/v1/models": models("my-model")}
+    assert "serves 'my-model'" in examined("--engine-url", URL).output
+    assert served.keys == [f"Bearer {SECRET}"]  # as a run would ask it
+    served.replies = {"/v1/models": (500, b"")}
+    absent = examined("--engine-url", URL)
     assert absent.exit_code == 1
-    assert "http://127.0.0.1:9/v1 does not answer: ConnectError" in absent.output
+    assert "answers with status 500 and no list of models" in absent.output

@@ -103,12 +103,3 @@ def test_doctor_prints_a_line_for_each_thing() -> None:
     assert done.exit_code == 0, done.output
     assert "each call continues an earlier one" in done.output
     assert done.output.startswith("mini 1\n")
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("nop", "makes no LLM calls"), ("minni", "unknown agent 'minni' (did you mean 'mini'?)")],
-)
-def test_doctor_rejects_an_agent_without_a_turn(name: str, said: str) -> None:
-    done = CliRunner().invoke(doctor, ["--agent", name])
-    assert said in str(done.exception)

@@ -144,13 +144,8 @@ def test_show_without_a_rollout_lists_them_in_natural_order(run: Run) -> None:
 def test_show_of_an_empty_run_says_so(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     assert run.show(None) == f"The run {str(run.directory.path)!r} has no rollout: none has started.\n"
-
-
-@pytest.mark.parametrize("option", ["--tests", "--full"])
-def test_show_part_of_no_rollout_is_refused(run: Run, option: str) -> None:
-    says = f"{option} needs a rollout: `swe-core show {run.directory.path}` lists them"
-    with pytest.raises(UsageError, match=re.escape(says)):
-        run.show(None, option)
+    with pytest.raises(UsageError, match="has no rollout 'a'; none has started"):
+        run.show("a")
 
 
 LOG = b"""====== FAILURES ======
@@ -200,15 +195,12 @@ def test_show_prints_a_single_part(run: Run, option: str, has: str) -> None:
     assert [part for part in parts if part in text] == [has]
 
 
-def test_show_combines_parts(run: Run) -> None:
+def test_show_combines_parts_and_cuts_none_with_full(run: Run) -> None:
     text = run.show(ID, "--diff", "--turns")
     assert "+new" in text
     assert re.search(r"0 +1\.5 +1,234 +56 +2 +stop", text)
     assert re.search(r"1 +0\.5 +0 +0 +1 +the provider says no", text)
     assert "I look." not in text
-
-
-def test_show_full_is_not_cut(run: Run) -> None:
     text = run.show(ID, "--full")
     assert "line 99" in text
     assert "PASSED  t.py::b" in text
@@ -232,37 +224,27 @@ def test_show_prints_an_unfinished_rollout(run: Run) -> None:
     assert "Hello." in text
 
 
-def test_show_prints_a_binary_patch(run: Run) -> None:
+def test_show_prints_a_binary_patch_and_wraps_no_long_line(run: Run) -> None:
     run.rollout("odd-0", patch=b"diff --git a/a b/a\r\n+\xff\x00\x1b[31m\r\n" + b"+x\n" * 3000)
     text = run.show("odd-0", "--diff")
     assert "+\ufffd\n" in text
     assert "… 2,002 more lines: --full" in text
     assert text.count("\n+x") == 998
-
-
-def test_show_does_not_wrap_long_lines(run: Run) -> None:
     run.rollout("wide-0", patch=b"+" + b"y" * 500 + b"\n")
     assert f"\n+{'y' * 500}\n" in run.show("wide-0", "--diff")
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("task-1", "did you mean 'task-1-0'?"),
-        ("zzz", "there are: other-0, other-1, other-2, other-3, other-4, … (7 in all)"),
-        ("../..", "there are: "),
-    ],
-)
-def test_show_suggests_close_rollouts(run: Run, name: str, hint: str) -> None:
+def test_show_suggests_close_rollouts(run: Run) -> None:
     for number in range(6):
         run.rollout(f"other-{number}")
-    with pytest.raises(UsageError, match=re.escape(f"has no rollout {name!r}; {hint}")):
-        run.show(name)
-
-
-def test_show_rejects_a_run_without_rollouts(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no rollout 'a'; none has started"):
-        Run(tmp_path / "run").show("a")
+    for name, hint in (
+        ("task-1", "did you mean 'task-1-0'?"),
+        ("../..", "there are: other-0, other-1, other-2, other-3, other-4, … (7 in all)"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(f"has no rollout {name!r}; {hint}")):
+            run.show(name)
+    with pytest.raises(UsageError, match=r"--tests needs a rollout: `swe-core show .*` lists them"):
+        run.show(None, "--tests")
 
 
 def test_show_names_damaged_transcript_line(run: Run) -> None:
@@ -296,6 +278,7 @@ def test_show_uses_colours_and_pager_on_a_terminal(run: Run) -> None:
     assert "c3RvbGVu" not in left
 
 
+@pytest.mark.slow
 def test_show_respects_no_color(run: Run) -> None:
     text = on_a_terminal(run, NO_COLOR="1")
     assert "+new" in text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from swe_core.errors import PluginError
@@ -48,7 +47,7 @@ def test_plugins_shape_in_the_order_of_loading(tmp_path: Path) -> None:
     assert shape(make_rollout(turns=3), 1.0) == (3 + 1) * 2 * 10
 
 
-@pytest.mark.parametrize("value", ["2", "True + 1", "__import__('numpy').float32(2)", "2.0"])
+@pytest.mark.parametrize("value", ["2", "__import__('numpy').float32(2)"])
 def test_any_real_number_is_a_reward(tmp_path: Path, value: str) -> None:
     shaped = shaper(tmp_path, one=hook(value))(make_rollout(), 1.0)
     assert (type(shaped), shaped) == (float, 2.0)
@@ -58,14 +57,11 @@ def test_any_real_number_is_a_reward(tmp_path: Path, value: str) -> None:
     ("value", "said"),
     [
         ("float('nan')", "returned nan from"),
+        ("__import__('numpy').float32('nan')", "returned an object of the class float32 from"),
         ("-float('inf')", "returned -inf from"),
         ("10 ** 400", "returned 1000"),
-        ("-1e308", "returned -1e+308 from"),
         ("None", "returned None from"),
-        ("'1.0'", "returned '1.0' from"),
         ("reward > 0", "returned True from"),
-        ("(each for each in [reward])", "returned a generator from"),
-        ("[reward]", "returned [1.0] from"),
     ],
 )
 def test_other_values_are_one_sentence(tmp_path: Path, value: str, said: str) -> None:
@@ -77,19 +73,13 @@ def test_other_values_are_one_sentence(tmp_path: Path, value: str, said: str) ->
     assert "swe_shape_reward() at 't-0'" in text
 
 
-def test_error_of_a_plugin_names_its_line(tmp_path: Path) -> None:
-    shape = shaper(tmp_path, bad=hook("rollout.tokens"))
-    with pytest.raises(
-        PluginError, match=r"the plugin 'bad' failed in swe_shape_reward\(\) at 't-0': "
-    ) as raised:
-        shape(make_rollout(), 1.0)
-    assert "bad.py, line 5" in str(raised.value)
-
-
-def test_exit_of_a_plugin_ends_no_process(tmp_path: Path) -> None:
-    shape = shaper(tmp_path, bad=hook("exit(3)"))
-    with pytest.raises(PluginError, match="SystemExit: 3"):
-        shape(make_rollout(), 1.0)
+def test_error_and_exit_of_a_plugin_name_its_line(tmp_path: Path) -> None:
+    for code, said in (("rollout.tokens", "bad.py, line 5"), ("exit(3)", "SystemExit: 3")):
+        shape = shaper(tmp_path, bad=hook(code))
+        says = r"the plugin 'bad' failed in swe_shape_reward\(\) at 't-0': "
+        with pytest.raises(PluginError, match=says) as raised:
+            shape(make_rollout(), 1.0)
+        assert said in str(raised.value)
 
 
 def test_record_of_a_plugin_has_the_unshaped_reward(tmp_path: Path) -> None:
@@ -98,22 +88,6 @@ def test_record_of_a_plugin_has_the_unshaped_reward(tmp_path: Path) -> None:
     assert shape(make_rollout(), 1.0) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        (hook("reward", mark=""), "its function swe_shape_reward lacks @hookimpl"),
-        (hook("reward").replace("shape_reward", "shape_rewards"), "did you mean 'swe_shape_reward'"),
-        (hook("reward").replace("def", "async def"), "'swe_shape_reward' is 'async def'"),
-        (hook("reward", arguments="rollout, score"), "score"),
-    ],
-)
-def test_wrong_hook_is_an_error_at_loading(tmp_path: Path, code: str, said: str) -> None:
-    with pytest.raises(PluginError, match=said):
-        shaper(tmp_path, bad=code)
-
-
-def test_numpy_not_a_number_is_refused(tmp_path: Path) -> None:
-    assert not np.isfinite(np.float32("nan"))
-    shape = shaper(tmp_path, bad=hook("__import__('numpy').float32('nan')"))
-    with pytest.raises(PluginError, match="returned an object of the class float32"):
-        shape(make_rollout(), 1.0)
+def test_hook_with_a_wrong_argument_is_an_error_at_loading(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match="score"):
+        shaper(tmp_path, bad=hook("reward", arguments="rollout, score"))

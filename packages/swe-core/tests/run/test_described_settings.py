@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -65,8 +64,6 @@ def test_default_is_given_where_there_is_one(mine: dict[str, DescribedSetting]) 
         (bool, "true or false"),
         (str | tuple[str, ...], "text or list of text"),
         (dict[str, Any], "table"),
-        (Mapping[str, int] | None, "table"),
-        (Inner, "table"),
         (list[Literal["x", "y"]], "list of x or y"),
         (Any, "any value"),
         (complex, "complex"),

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from swe_core.builtin.local import bwrap
 from swe_core.cli import cli
 from swe_core.errors import UsageError
-from swe_core.rollout.run_directory import RUN_FILE, RunDirectory
+from swe_core.rollout.run_directory import RunDirectory
 
 if (obstacle := bwrap.why_not(bwrap.find_bwrap())) is not None:
     pytest.skip(obstacle, allow_module_level=True)
@@ -126,17 +126,3 @@ def test_missing_current_directory_is_an_error(started: Path, monkeypatch: pytes
     done = swe_core("regrade", run)
     assert isinstance(done.exception, UsageError), said(done)
     assert "which is not accessible here: relative paths in its settings are not found" in done.stderr
-
-
-def test_older_run_directory_names_no_directory(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = started.parent / "run" / RUN_FILE
-    known = json.loads(file.read_text())
-    assert known.pop("directory") == str(started)
-    file.write_text(json.dumps(known))
-    done = swe_core("regrade", "../run")
-    assert done.exit_code != 0
-    assert "Note" not in done.stderr
-    for name in ("rows.jsonl", "extra.py", "repository"):
-        shutil.move(started / name, name)
-    done = swe_core("regrade", "../run")
-    assert done.exit_code == 0, said(done)

@@ -48,7 +48,6 @@ def test_run_with_secret_setting_does_not_start(tmp_path: Path) -> None:
         ["api_key=" + SECRET],
         ["sandbox..api_key=" + SECRET],
         ["push.hub_token.api_key=" + SECRET],
-        ["push=" + str({"hub_token": SECRET})],
         ["push=" + json.dumps({"hub_token": SECRET})],
         ["engine.openai=abc", "engine.openai.api_key=" + SECRET],
         ["engine.openai=" + json.dumps([{"api_key": SECRET}])],
@@ -65,11 +64,11 @@ class Strict(Config):
     servers: tuple[int, ...] = ()
 
 
-@pytest.mark.parametrize("values", [{"number": {"api_key": SECRET}}, {"servers": [{"api_key": SECRET}]}])
-def test_component_error_has_no_secret(values: dict[str, object]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        validate(Strict, values, "[agent.strict]")
-    assert SECRET not in str(caught.value)
+def test_component_error_has_no_secret() -> None:
+    for values in ({"number": {"api_key": SECRET}}, {"servers": [{"api_key": SECRET}]}):
+        with pytest.raises(ConfigError) as caught:
+            validate(Strict, values, "[agent.strict]")
+        assert SECRET not in str(caught.value)
 
 
 def test_password_in_a_wrong_url_is_not_repeated() -> None:

@@ -48,20 +48,9 @@ def names(tasks: list[Task]) -> list[str]:
     return [task.instance_id for task in tasks]
 
 
-def test_selection_defaults_to_all_tasks() -> None:
+def test_selection_defaults_to_all_and_filters_must_all_match() -> None:
     assert select(*TEN) == TEN
-
-
-def test_selection_filters_must_all_match() -> None:
     assert names(select(*TEN, filter=["repo=o/e*", "instance_id=t[0-5]"])) == ["t0", "t2", "t4"]
-    assert names(select(*TEN, filter=["repo=O/E*", "instance_id=t[0-5]"][1:])) == [
-        "t0",
-        "t1",
-        "t2",
-        "t3",
-        "t4",
-        "t5",
-    ]
 
 
 def test_filter_matches_any_list_value_and_never_null() -> None:
@@ -107,19 +96,13 @@ def test_image_map_matches_image_or_instance(tmp_path: Path, suffix: str) -> Non
         ("m.toml", "a b", "is not TOML"),
         ("m.json", "[]", "holds no table"),
         ("m.json", "{", "is not JSON"),
-        ("m.json", '{"t1": " "}', "the value of 't1' is not the name of a container image"),
         ("m.json", '{"t1": "two words"}', "the value of 't1' is not the name of a container image"),
-        ("m.json", '{"t1": "-v"}', "the value of 't1' is not the name of a container image"),
-        (
-            "m.json",
-            '{"t1": "x", "image-t_2": "x"}',
-            "or the instance id 'image-t_2'; did you mean 'image-t2'?",
-        ),
+        ("m.json", '{"t1": "x", "image-t_2": "x"}', "instance id 'image-t_2'; did you mean 'image-t2'?"),
         ("m.json", '{"nothing": "x"}', "or the instance id 'nothing'; the first id is 't0'"),
         ("absent.toml", None, "cannot read the image map"),
         ("map.json", '{"a/b": "c/d", "a/b": "e/f"}', "the key 'a/b' appears twice; remove one"),
     ],
-)
+)  # fmt: skip
 def test_invalid_image_map_is_an_error(tmp_path: Path, name: str, text: str | None, says: str) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
@@ -148,15 +131,12 @@ def test_selection_without_tasks_is_an_error(run: dict[str, Any], says: str) -> 
     assert says in str(caught.value)
 
 
-def test_empty_source_is_an_error() -> None:
+def test_empty_source_and_wrong_filters_are_errors() -> None:
     with pytest.raises(TaskError, match="the task source 'mine' has no tasks"):
         select()
-
-
-@pytest.mark.parametrize("text", ["repo", "=x", " =x"])
-def test_invalid_filter_is_rejected(text: str) -> None:
-    with pytest.raises(ConfigError, match="expected COLUMN=GLOB"):
-        select(*TEN, filter=[text])
+    for text in ("repo", " =x"):
+        with pytest.raises(ConfigError, match="expected COLUMN=GLOB"):
+            select(*TEN, filter=[text])
 
 
 def test_source_without_splits_rejects_a_split() -> None:
@@ -213,15 +193,12 @@ def test_source_of_a_selected_plugin_is_the_choice(tmp_path: Path) -> None:
     assert again.tasks == plan.tasks
 
 
-def test_demo_is_the_source_that_a_run_without_any_names() -> None:
-    plan = plan_run(load_settings(command_line={"run": {"agent": "oracle"}}), PluginSet(allow=[]))
-    assert plan.settings.run.tasks == "demo"
-    assert len(plan.tasks) > 1
-
-
 def test_named_source_precedes_that_of_a_selected_plugin(tmp_path: Path) -> None:
     settings = load_settings(command_line={"run": {"tasks": "demo", "limit": 1}})
     assert selection(settings, own(tmp_path, "color")).name == "demo"
+    plan = plan_run(load_settings(command_line={"run": {"agent": "oracle"}}), PluginSet(allow=[]))
+    assert plan.settings.run.tasks == "demo"
+    assert len(plan.tasks) > 1
 
 
 @pytest.mark.parametrize(("setting", "reader"), [("file", "own"), ("color", "rows"), ("dataset", "rows")])
@@ -259,12 +236,8 @@ def test_engine_of_a_selected_plugin_is_refused_in_black_box_mode(
         "def swe_engines(): return [Component('mine', lambda config: None)]\n"
     )
     monkeypatch.setenv("SOME_KEY", "a key")
-    run = {
-        "mode": "black-box",
-        "engine_url": "http://127.0.0.1:9/v1",
-        "model": "m",
-        "agent_key_env": "SOME_KEY",
-    }
+    run = {"mode": "black-box", "engine_url": "http://127.0.0.1:9/v1", "model": "m"}
+    run["agent_key_env"] = "SOME_KEY"
     settings = load_settings(command_line={"run": run, "resources": {"network": "full"}})
     with pytest.raises(ConfigError, match=r"black-box has no engine, .* and plugins with an engine"):
         plan_run(settings, PluginSet(extra=[str(file)], allow=[]))

@@ -74,8 +74,6 @@ def test_failure_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture, 
     assert record.getMessage().startswith("vocab.json.gz is not written (")
 
 
-def test_directory_that_cannot_be_written_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_directory_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: Any) -> None:
     keep(Tokens(TABLE), tmp_path / "missing")
     assert "No such file" in caplog.records[0].getMessage()

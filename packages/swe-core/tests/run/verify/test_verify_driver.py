@@ -71,25 +71,14 @@ async def test_verify_accepts_usable_task(make_task: Any, methods: Any, scripted
 @pytest.mark.parametrize(
     ("answer", "expected", "reason"),
     [
-        (lambda patch, number: NOT, "broken_gold", "the gold patch does not resolve it: 1 of 1 tests fail"),
-        (
-            lambda patch, number: RESOLVED,
-            "unbroken",
-            UNBROKEN,
-        ),
-        (
-            lambda patch, number: honest(patch, number) if patch else RESOLVED,
-            "unbroken",
-            UNBROKEN,
-        ),
-        (
-            lambda patch, number: RESOLVED if b"makereport" in patch else honest(patch, number),
-            "cheatable",
-            "patches that fix nothing resolve it: conftest-root",
-        ),
+        (lambda patch, _: NOT, "broken_gold", "the gold patch does not resolve it: 1 of 1 tests fail"),
+        (lambda patch, _: RESOLVED, "unbroken", UNBROKEN),
+        (lambda patch, n: honest(patch, n) if patch else RESOLVED, "unbroken", UNBROKEN),
+        (lambda patch, n: RESOLVED if b"makereport" in patch else honest(patch, n), "cheatable",
+         "patches that fix nothing resolve it: conftest-root"),
     ],
     ids=["gold fails", "all resolves", "the empty patch resolves", "a conftest resolves"],
-)
+)  # fmt: skip
 async def test_verdict_follows_from_the_grades(
     make_task: Any, methods: Any, scripted: Any, answer: Any, expected: str, reason: str
 ) -> None:
@@ -103,21 +92,15 @@ async def test_verdict_follows_from_the_grades(
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        (
-            lambda patch: NOT if b"a + b" in patch else None,
-            "the gold patch resolved it in try 1 and not in try 3: 1 of 1 tests fail",
-        ),
-        (
-            lambda patch: Grade(resolved=True, fail_to_pass={"t": "XFAIL"}) if b"a + b" in patch else None,
-            "with the gold patch these tests end in different ways: 't'",
-        ),
-        (
-            lambda patch: RESOLVED if patch == UNRELATED else None,
-            f"{WITHOUT} resolved it in try 3 and not in try 1: 1 of 1 tests fail",
-        ),
+        (lambda patch: NOT if b"a + b" in patch else None,
+         "the gold patch resolved it in try 1 and not in try 3: 1 of 1 tests fail"),
+        (lambda patch: Grade(resolved=True, fail_to_pass={"t": "XFAIL"}) if b"a + b" in patch else None,
+         "with the gold patch these tests end in different ways: 't'"),
+        (lambda patch: RESOLVED if patch == UNRELATED else None,
+         f"{WITHOUT} resolved it in try 3 and not in try 1: 1 of 1 tests fail"),
     ],
     ids=["gold", "a test of gold", "no fix"],
-)
+)  # fmt: skip
 async def test_verify_detects_flaky_task(
     make_task: Any, methods: Any, scripted: Any, other: Any, reason: str
 ) -> None:
@@ -188,16 +171,8 @@ async def test_sandbox_failure_is_an_error_of_its_task(
     assert entries(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        KeyError("a bug"),
-        *(pytest.param(e, marks=pytest.mark.slow) for e in (GraderError("no verdict"), SandboxDied("gone"))),
-    ],
-)
-async def test_failing_task_does_not_end_the_others(
-    make_task: Any, methods: Any, scripted: Any, error: Exception
-) -> None:
+async def test_failing_task_does_not_end_the_others(make_task: Any, methods: Any, scripted: Any) -> None:
+    error = KeyError("a bug")
     grader = scripted(lambda patch, number: error if number == 0 and b"a + b" in patch else honest(patch, 0))
     tasks = [make_task(), make_task(instance_id="t__adder-2")]
     found = await verified(methods(grader), *tasks, concurrency=1)
@@ -267,11 +242,11 @@ class Counting:
             self.open_now -= 1
 
 
-@pytest.mark.parametrize("concurrency", [2, pytest.param(3, marks=pytest.mark.slow)])
 async def test_concurrency_bounds_open_sandboxes(
-    make_task: Any, methods: Any, provider: SandboxProvider, concurrency: int
+    make_task: Any, methods: Any, provider: SandboxProvider
 ) -> None:
     """The limit applies to all tasks together."""
+    concurrency = 2
     counting = Counting(provider, concurrency)
 
     class Opening:
@@ -342,13 +317,3 @@ async def test_timeout_names_what_did_not_end(
         "error",
         "grading the patch 'gold' did not end within the 30.3 s that [limits] allows",
     )
-
-
-def test_reading_a_report_imports_no_driver() -> None:
-    """`run --verified` imports the reader, not the driver."""
-    import subprocess
-    import sys
-
-    code = "import sys, swe_core.run.verify.report; print('swe_core.run.verify.verify' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
