@@ -170,7 +170,7 @@ def test_missing_trl_names_the_command_that_installs_it():
     )
 
 
-@pytest.mark.parametrize("version", ["0.29.1", "1.9.2"])
+@pytest.mark.parametrize("version", ["1.9.2"])
 def test_old_trl_is_refused_before_it_is_imported(tmp_path, version):
     make_trl(tmp_path, version, {"__init__.py": "raise RuntimeError('imported')"})
     assert refusal(tmp_path) == (

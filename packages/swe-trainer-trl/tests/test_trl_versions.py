@@ -15,8 +15,8 @@ from swe_testing.serving.start import missing
 
 _VERSIONS = [
     "1.10.0",
-    *(pytest.param(version, marks=pytest.mark.slow) for version in ("1.11.0", "1.12.0", "1.13.0", "1.14.2")),
-    "1.16.0",
+    *(pytest.param(version, marks=pytest.mark.long) for version in ("1.11.0", "1.12.0", "1.13.0", "1.14.2")),
+    pytest.param("1.16.0", marks=pytest.mark.slow),  # test_end_of_rows.py and others train with it
 ]
 _OWN_VLLM = {"1.10.0", "1.11.0", "1.12.0"}
 """Import names that the vLLM of today no longer has; without any vLLM they train with swe-core's transfer."""

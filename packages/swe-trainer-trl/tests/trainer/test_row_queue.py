@@ -138,49 +138,12 @@ def test_group_wakes_all_waiting_readers() -> None:
     assert sorted(got) == [1, 2, 3]
 
 
-def test_group_is_taken_with_its_last_row() -> None:
-    bench = Bench()
-    bench.put(item(1, 7), item(2, 7))
-    bench.put(item(3, 4))
-    bench.get()
-    assert bench.taken == []
-    bench.get()
-    assert bench.taken == [7]
-    bench.get()
-    assert bench.taken == [7, 4]
-
-
-def test_group_is_left_out_by_trls_rule_when_its_first_row_is_asked_for() -> None:
-    bench = Bench(max_staleness=2)
-    bench.put(item(1, 0, version=3), item(2, 0, version=3))
-    bench.put(item(3, 1, version=3), item(4, 1, version=3))
-    bench.put(item(5, 2, version=4))
-    bench.version = 5
-    assert bench.get() == 1  # two behind
-    bench.version = 6
-    assert bench.get() == 2  # a group that was begun comes to its end
-    assert bench.get() == 5
-    assert bench.stale == [3, 4]
-    assert bench.taken == [0, 1, 2]
-    assert bench.get() is None
-
-
 def test_row_that_is_stale_does_not_prolong_the_wait() -> None:
     bench = Bench(version=9)
     bench.put(item(1))
     with pytest.raises(queue.Empty):
         bench.buffer.get(timeout=0.0)
     assert (bench.stale, bench.taken) == ([1], [0])
-
-
-def test_trained_rows_are_the_next_rows_handed_out() -> None:
-    bench = Bench()
-    bench.put(item(1, tokens=3), item(2, tokens=4), item(3, tokens=5))
-    for _ in range(3):
-        bench.get()
-    assert bench.trained(7) == [1, 2]
-    assert bench.trained(0) == []
-    assert bench.trained(5) == [3]
 
 
 def test_row_is_known_by_its_array_until_it_is_trained() -> None:

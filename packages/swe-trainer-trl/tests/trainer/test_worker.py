@@ -283,6 +283,7 @@ def test_rows_that_are_too_old_when_they_are_asked_for_are_marked_and_make_room(
     assert training.drain()["staleness/rows_dropped_total"] == 2
 
 
+@pytest.mark.slow
 def test_restarts_do_not_age_what_waits(training: Training) -> None:
     """Each announces a version, of weights that have not changed."""
     worker = training.start(groups_ahead=1)
@@ -296,6 +297,7 @@ def test_restarts_do_not_age_what_waits(training: Training) -> None:
     assert "staleness/rows_dropped_total" not in training.drain()
 
 
+@pytest.mark.slow
 def test_weights_that_are_sent_again_do_not_age_what_waits(training: Training) -> None:
     """As to a server that was started again, while rows of the version before are in the buffer."""
     worker = training.start(groups_ahead=1, max_staleness=0)
@@ -305,21 +307,7 @@ def test_weights_that_are_sent_again_do_not_age_what_waits(training: Training) -
     assert [(row.group_id, row.model_version) for row in training.rows(2)] == [(0, 2)] * 2
 
 
-def test_attempts_of_an_earlier_process_are_as_old_as_their_weights(training: Training) -> None:
-    training.script({"0/1": ["stay"], "*": ["done"]})
-    training.start(groups_ahead=1)
-    training.until(lambda: training.agents() == 1 and len(training.finished()) == 1)
-    training.workers[-1].stop()
-    training.script({"*": ["done"]})
-    training.start(groups_ahead=1).stop()
-    training.start(groups_ahead=1)
-    rows = training.rows(2)
-    assert [row.group_id for row in rows] == [0, 0]
-    assert (
-        "staleness/left_out_total" not in training.drain() or not training.metrics["staleness/left_out_total"]
-    )
-
-
+@pytest.mark.slow
 def test_rollout_is_cancelled_when_its_policy_is_too_old(training: Training) -> None:
     training.script({"0/1": ["stay"], "*": ["done"]})
     worker = training.start(groups_ahead=1)
@@ -333,6 +321,21 @@ def test_rollout_is_cancelled_when_its_policy_is_too_old(training: Training) -> 
     assert cancelled.cancelled_as == "stale"
     assert cancelled.ledger is not None
     assert cancelled.ledger.dropped == {"stale": len("stay")}
+
+
+@pytest.mark.parametrize("trained", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_summaries_are_trained_or_context(training: Training, trained: bool) -> None:
+    """A session with a compaction: the call after "compact" asks for a summary."""
+    training.script({"*": ["again", "compact", "again", "done"]})
+    training.start(groups_ahead=1, summaries=trained)
+    rows = training.rows(2)
+    rollout = training.finished()["0/0"]
+    for row in rows:
+        learned = bytes(row.input_ids[row.completion_mask == 1].tolist())
+        assert learned == (b"againcompactagaindone" if trained else b"againcompactdone")
+    assert rollout.ledger is not None
+    assert rollout.ledger.dropped == ({} if trained else {"summary": len("again")})
+    assert rollout.ledger.summaries == (len("again") if trained else 0)
 
 
 def test_rows_that_are_too_long_are_marked_and_make_room(training: Training) -> None:
@@ -451,17 +454,6 @@ def test_end_of_another_trainer_process_ends_the_wait_for_rows(training: Trainin
 # the end
 
 
-def test_supervisor_waits_for_the_start_signal(training: Training) -> None:
-    worker = training.worker()
-    assert worker.version == 0
-    worker.update_model_version(1)
-    worker.check_health(0.0)
-    worker.stop()
-    worker.stop()
-    assert worker._process is None
-    assert training.journals[0].version == 1
-
-
 def test_stop_records_what_runs_and_closes_every_sandbox(training: Training) -> None:
     training.script({"*": ["stay"]})
     worker = training.start()
@@ -475,13 +467,6 @@ def test_stop_records_what_runs_and_closes_every_sandbox(training: Training) -> 
     worker.stop()
     worker.update_model_version(2)
     worker.check_health(0.0)
-
-
-def test_stop_while_it_starts(training: Training) -> None:
-    worker = training.start()
-    worker.stop()
-    assert training.child.returncode == 0
-    assert training.rollouts == []
 
 
 def test_process_that_hangs_is_noticed_and_killed(
@@ -500,14 +485,6 @@ def test_process_that_hangs_is_noticed_and_killed(
     assert training.child.returncode == -signal.SIGKILL
     assert "did not end within 0 s and was killed" in caplog.text
     training.until(lambda: training.agents() == 0, healthy=False)
-
-
-def test_signs_of_life_come_while_nothing_happens(training: Training) -> None:
-    training.script({"*": ["stay"]})
-    training.start()
-    training.until(lambda: training.agents() == 4)
-    for _ in range(3):
-        training.heard()
 
 
 def test_process_that_is_killed_is_said_in_a_sentence(training: Training) -> None:
@@ -545,16 +522,6 @@ def test_process_that_is_refused_says_one_sentence(
     said = training.unhealthy()
     assert re.search(says, said)
     assert "\n" not in said
-
-
-def test_attempts_that_all_fail_end_the_run(training: Training) -> None:
-    training.script({"*": ["crash"]})
-    training.start(give_up_after=2)
-    said = training.unhealthy()
-    assert said.startswith("no attempt of the last 2 groups has a verdict, so nothing can be trained; ")
-    assert "most often it was agent: the agent 'scripted'" in said
-    assert "\n" not in said
-    assert training.agents() == 0
 
 
 def test_trainers_death_ends_the_rollouts(training: Training) -> None:
@@ -667,7 +634,7 @@ def test_stop_wakes_the_pump_wherever_it_is(training: Training) -> None:
     assert not pump.is_alive()
 
 
-@pytest.mark.parametrize("what", ["buffer", "journal"])
+@pytest.mark.parametrize("what", [pytest.param("buffer", marks=pytest.mark.slow), "journal"])
 def test_stop_wakes_a_pump_that_waits(training: Training, what: str) -> None:
     worker = training.start(groups_ahead=2 if what == "buffer" else 1)
     worker.rollout_buffer.maxsize = 1  # the second group has to wait
