@@ -27,7 +27,7 @@ def test_hardware_by_its_description(text: str, count: int, size: int) -> None:
     assert str(cards).startswith("1 GPU of" if count == 1 else f"{count} GPUs of")
 
 
-@pytest.mark.parametrize("text", ["", "8", "eight", "0x80GB", "8x0", "80GBx8", "8x80TB", "-1x80", "1e9x80"])
+@pytest.mark.parametrize("text", ["", "eight", "0x80GB", "8x0", "8x80TB"])
 def test_description_that_says_nothing(text: str) -> None:
     with pytest.raises(ConfigError, match=r"worker\.trl\.hardware is .*such as '8x80GB'"):
         of_hardware(text)

@@ -49,7 +49,7 @@ def size_of(directory: Path, name: str, lora: dict[str, Any] | None = None, **ch
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("Qwen3-0.6B", 596_049_920), ("Qwen3-1.7B", 1_720_574_976), ("Qwen3-8B", 8_190_735_360)],
+    [("Qwen3-0.6B", 596_049_920), ("Qwen3-8B", 8_190_735_360)],
 )
 def test_parameters_of_published_models(tmp_path: Path, name: str, parameters: int) -> None:
     size = size_of(tmp_path, name)
@@ -108,7 +108,7 @@ def test_adapter_trains_in_float32_on_frozen_halves(tmp_path: Path) -> None:
     ("name", "arguments"),
     [
         *(("adamw_torch", {}), ("adagrad", {}), ("adafactor", {})),
-        *(("sgd", {}), ("sgd", {"momentum": 0.0}), ("sgd", {"momentum": 0.9, "nesterov": True})),
+        *(("sgd", {"momentum": 0.0}), ("sgd", {"momentum": 0.9, "nesterov": True})),
         *(("rmsprop", {}), ("rmsprop", {"momentum": 0.9, "centered": True})),
     ],
 )

@@ -73,7 +73,7 @@ def test_dead_server_ends_the_wait(server: Stuck) -> None:
     assert server.looks == 3
 
 
-@pytest.mark.parametrize("status", [200, 404, 500])
+@pytest.mark.parametrize("status", [200, 500])
 def test_live_server_has_no_deadline(server: Stuck, status: int) -> None:
     server.health, server.enough = status, 6
     with watched(server.origin):
@@ -90,9 +90,7 @@ def test_other_errors_are_reported_unchanged(server: Stuck, monkeypatch: pytest.
         pass
 
 
-@pytest.mark.parametrize(
-    ("error", "resumed"), [(KeyboardInterrupt, 1), (RuntimeError, 1), (EngineUnavailable, 1), (None, 0)]
-)
+@pytest.mark.parametrize(("error", "resumed"), [(KeyboardInterrupt, 1), (EngineUnavailable, 1), (None, 0)])
 def test_server_is_let_go_on_where_a_sync_is_broken_off(
     server: Stuck, error: type[BaseException] | None, resumed: int
 ) -> None:
@@ -114,7 +112,7 @@ def test_all_servers_are_let_go_on(server: Stuck) -> None:
     assert server.resumed == 1
 
 
-@pytest.mark.parametrize("status", [502, 503, 504])
+@pytest.mark.parametrize("status", [502, 504])
 def test_answers_of_a_dead_engine_or_its_proxy(server: Stuck, status: int) -> None:
     server.health = status
     assert health.dead(server.origin) == f"/health says {status}"

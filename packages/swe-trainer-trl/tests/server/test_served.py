@@ -91,9 +91,7 @@ def test_servers_that_were_started_alike_are_taken() -> None:
 @pytest.mark.parametrize(
     ("other", "says"),
     [
-        (Replica(root="org/other"), r"differ in their model \('org/model' and 'org/other'\)"),
         (Replica(dtype="torch.bfloat16"), r"differ in their dtype \('torch.float32' and 'torch.bfloat16'\)"),
-        (Replica(quantization="fp8"), r"differ in their quantization \(None and 'fp8'\)"),
         (
             Replica(lora={"max_lora_rank": 8, "max_loras": 6}),
             r"differ in their --max-lora-rank \(None and 8\)",
