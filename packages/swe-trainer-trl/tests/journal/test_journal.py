@@ -172,6 +172,16 @@ def test_members_and_rows_come_back_bit_for_bit(
         assert all(row.input_ids.flags.writeable and row.old_log_probs.flags.writeable for row in back)
 
 
+def test_resumed_policy_is_as_old_as_its_checkpoint(journal: Journal) -> None:
+    """What was announced for it since the kill ages nothing: neither its own new number nor lost steps."""
+    for version, step in ((1, 0), (2, 1), (3, 2), (4, 3)):
+        journal.raise_version(version, step, again=version == 1)
+    journal.raise_version(5, 2, again=True)  # killed at step 3, resumed from step 2
+    journal.raise_version(6, 2, again=True)  # killed before its first step
+    journal.raise_version(7, 3)
+    assert journal.updates() == {1: 1, 2: 2, 3: 3, 4: 4, 5: 3, 6: 3, 7: 4}
+
+
 def test_threads_share_a_journal(journal: Journal) -> None:
     with ThreadPoolExecutor(4) as pool:
         numbers = list(pool.map(lambda _: journal.open_group("task", 1), range(60)))
