@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from swe_core.errors import EngineUnavailable, SweError
-from swe_core.system.ports import free_port
+from swe_testing.ports import held_port
 from swe_testing.serving.start import missing
 from swe_trainer_trl.config import ServerOptions
 from swe_trainer_trl.server.health import ServerLost
@@ -262,7 +262,7 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr("swe_trainer_trl.server.recovery._EVERY", 0.02)
-    return Bench(free_port(), tmp_path / "server.log")
+    return Bench(held_port(), tmp_path / "server.log")
 
 
 def test_started_server_is_restarted_and_needs_weights(bench: Bench) -> None:

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_core.errors import ConfigError, EngineUnavailable, SweError
-from swe_core.system.ports import free_port
+from swe_testing.ports import held_port
 from swe_testing.serving.start import missing, obstacle
 from swe_trainer_trl import launch
 from swe_trainer_trl.config import ServerOptions, TRLConfig
@@ -223,6 +223,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(status[-1])
         self.end_headers()
     def log_message(self, *_): pass
+http.server.HTTPServer.allow_reuse_port = True  # the test holds the port
 server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
 print("pid", os.getpid(), flush=True)
 server.serve_forever()
@@ -272,7 +273,7 @@ def log(tmp_path: Path) -> Path:
 
 def test_server_lasts_as_long_as_its_block(log: Path) -> None:
     log.write_text("of an earlier run\nValueError: long ago\n")
-    port = free_port()
+    port = held_port()
     with served(stub(port), log, port) as server:
         assert server.died() is None
         server.start()
@@ -301,7 +302,7 @@ def test_several_servers_start_at_the_same_time(tmp_path: Path) -> None:
     """Neither would ever be healthy, did the second wait for the first."""
     from swe_trainer_trl.server.vllm_server import started
 
-    marks, ports = [str(tmp_path / "1"), str(tmp_path / "2")], [free_port(), free_port()]
+    marks, ports = [str(tmp_path / "1"), str(tmp_path / "2")], [held_port(), held_port()]
     logs = [tmp_path / "1.log", tmp_path / "2.log"]
     commands = [
         [sys.executable, "-c", MEET, *order, *stub(port)]
@@ -321,7 +322,7 @@ def test_several_servers_start_at_the_same_time(tmp_path: Path) -> None:
 def test_server_that_does_not_start_ends_the_start_of_the_others(tmp_path: Path) -> None:
     from swe_trainer_trl.server.vllm_server import started
 
-    port, logs = free_port(), [tmp_path / "1.log", tmp_path / "2.log"]
+    port, logs = held_port(), [tmp_path / "1.log", tmp_path / "2.log"]
     broken = [sys.executable, "-c", "raise SystemExit('OSError: out of memory')"]
     with served(stub(port, 503), logs[0], port, timeout=1e6) as slow, served(broken, logs[1], 9) as other:
         with pytest.raises(EngineUnavailable, match=r"OSError: out of memory; its log is .*2\.log"):
@@ -331,7 +332,7 @@ def test_server_that_does_not_start_ends_the_start_of_the_others(tmp_path: Path)
 
 
 def test_server_that_is_never_healthy(log: Path) -> None:
-    port = free_port()
+    port = held_port()
     with served(stub(port, 503), log, port, timeout=0.4) as server:
         with pytest.raises(EngineUnavailable, match=r"worker\.trl\.server\.start_timeout"):
             server.start()
@@ -340,7 +341,7 @@ def test_server_that_is_never_healthy(log: Path) -> None:
 
 def test_hanging_dead_server_is_reported_with_its_log(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_END", 0.0)
-    port = free_port()
+    port = held_port()
     with served(stub(port), log, port) as server:
         server.start()
         os.kill(started_as(log), signal.SIGUSR1)
@@ -351,7 +352,7 @@ def test_hanging_dead_server_is_reported_with_its_log(log: Path, monkeypatch: py
 
 def test_another_server_on_the_port_is_not_ours(log: Path, tmp_path: Path) -> None:
     """What answers there is healthy, and has another model."""
-    port = free_port()
+    port = held_port()
     with served(stub(port), tmp_path / "other.log", port) as other:
         other.start()
         with served(stub(port), log, port) as server:
@@ -377,7 +378,7 @@ finally:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_server_ends_with_its_owner(log: Path, how: signal.Signals) -> None:
-    port = free_port()
+    port = held_port()
     command = [sys.executable, "-c", PARENT, str(log), f"http://127.0.0.1:{port}", *stub(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
         assert parent.stdout is not None
