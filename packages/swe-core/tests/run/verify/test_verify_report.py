@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swe_core.api.grader import Grade
 from swe_core.api.limits import Limits
 from swe_core.api.task import Task
 from swe_core.errors import UsageError
 from swe_core.run.plan import limits_of
 from swe_core.run.settings import RunOptions, Settings
-from swe_core.run.verified_tasks import gold_seconds, usable_ids
+from swe_core.run.verified_tasks import gold_seconds, image_ids, other_images, usable_ids
 from swe_core.run.verify.report import VERDICTS, Check, ReportFile, TaskVerdict, VerifyReport
+from swe_testing.records import make_rollout
 
 
 def verdict_on(task: Task, verdict: str = "usable", **fields: Any) -> TaskVerdict:
@@ -199,3 +201,16 @@ def test_gold_patch_time_bounds_a_test_run(tmp_path: Path) -> None:
     found = {name: of(task_named(name)).grade for name in (*took, "unknown")}
     assert found == {"quick": 60.0, "slow": 150.0, "hours": 1800.0, "old": 1800.0, "unknown": 1800.0}
     assert limits_of(Settings())(task_named("quick")) == Limits()
+
+
+def test_task_graded_in_another_image_than_it_was_verified_in_is_told(tmp_path: Path) -> None:
+    report = ReportFile(tmp_path / "report.jsonl")
+    for task, image in ((A, "sha256:1"), (B, "sha256:2"), (C, None)):
+        report.append(verdict_on(task, image_id=image))
+    graded = [
+        make_rollout(name, grade=Grade(resolved=True, image_id="sha256:1")) for name in ("a", "b", "b", "c")
+    ]
+    (told,) = other_images(image_ids(tmp_path / "report.jsonl"), [*graded, make_rollout("b")])
+    assert (
+        "the task 'b' was verified in the image 'sha256:2' and graded in 'sha256:1': its image name" in told
+    )
