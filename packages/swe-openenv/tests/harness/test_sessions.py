@@ -90,9 +90,7 @@ def test_attempts_of_a_group_have_one_task(solved: SweSessionFactory) -> None:
         ({"index": 6}, "the index 6 is out of range"),
         ({"index": 0, "split": "test"}, "there is no split 'test'"),
         ({"index": 0, "task_id": "x"}, "expected one of 'task_id' and 'index'"),
-        ({}, "expected one of 'task_id' and 'index'"),
         (7, "of the type 'int'"),
-        (None, "of the type 'NoneType'"),
     ],
 )
 def test_wrong_task_is_one_sentence(solved: SweSessionFactory, task: Any, says: str) -> None:
@@ -221,12 +219,7 @@ def test_run_goes_on_with_the_same_settings_only(tmp_path: Path) -> None:
     ("more", "says"),
     [
         ({"sets": ["run.agent=nobody"]}, "nobody"),
-        ({"sets": ["run.agnet=mini"]}, "agnet"),
         ({"config": "missing.toml"}, "cannot read the settings file 'missing.toml'"),
-        ({"url": "http://127.0.0.1:9", "sets": ["run.agent=mini"]}, "leave out config and sets"),
-        ({"url": "127.0.0.1:9"}, "the url is not usable: expected http"),
-        ({"url": "http://127.0.0.1:9"}, "does not answer"),
-        ({"url": "http://127.0.0.1:9", "key_env": "SWE_NO_SUCH_KEY"}, "'SWE_NO_SUCH_KEY' is unset"),
         ({"sets": [*BASIC, "run.agent=oracle"], "sampling": {"temperature": 1.0}}, "makes no LLM calls"),
         (
             {
@@ -269,8 +262,6 @@ def vllm_sets(*sets: str) -> list[str]:
             "samples with temperature 0.7 and the trainer with 0.9: leave engine",
         ),
         ("engine.vllm.top_p=0.9", r"samples with top_p 0.9 .* leave engine.vllm.top_p out of the settings"),
-        ("engine.vllm.top_k=5", "samples with top_k 5 "),
-        ("engine.vllm.min_p=0.1", "samples with min_p 0.1 "),
     ],
 )
 def test_other_sampling_than_the_trainers_is_refused(tmp_path: Path, setting: str, says: str) -> None:
