@@ -266,9 +266,8 @@ def test_value_of_an_agents_method_with_a_wrong_type_is_named(method: str, value
     assert says in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("method", "value", "expected"),
-    [
+def test_value_of_an_agents_method_is_returned() -> None:
+    for method, value, expected in (
         ("command", ("pi", "--help"), ["pi", "--help"]),
         ("env", {}, {}),
         ("files", {"/c": b"{}"}, {"/c": b"{}"}),
@@ -278,10 +277,8 @@ def test_value_of_an_agents_method_with_a_wrong_type_is_named(method: str, value
         ("summary", True, True),
         ("parse_event", (), []),
         ("failure", None, None),
-    ],
-)
-def test_value_of_an_agents_method_is_returned(method: str, value: object, expected: object) -> None:
-    assert returned(method, value) == expected
+    ):
+        assert returned(method, value) == expected
 
 
 def test_single_asset_is_named() -> None:
