@@ -168,9 +168,12 @@ class JournalStates(RuleBasedStateMachine):
             with pytest.raises(SweError, match=f"group {other} is not open"):
                 self.journal.close_group(other, assessed)
 
-    @rule(kinds=st.lists(st.sampled_from(["counts", "counts", "cut", "old"]), min_size=1, max_size=4))
-    def whole(self, kinds: list[str]) -> None:
-        """A group with a row of each attempt that was neither cut short nor is too old."""
+    @rule(
+        kinds=st.lists(st.sampled_from(["counts", "counts", "cut", "old"]), min_size=1, max_size=4),
+        trained=st.integers(0, 2),
+    )
+    def whole(self, kinds: list[str], trained: int) -> None:
+        """A group with a row of each attempt that was neither cut short nor is too old; some are trained."""
         self.open("a", len(kinds))
         number, mine = len(self.groups) - 1, self.groups[-1].members
         for attempt, kind in enumerate(kinds):
@@ -180,6 +183,10 @@ class JournalStates(RuleBasedStateMachine):
             self.journal.add_member(number, mine[-1])
         options: Any = {"update": 1, "max_staleness": 0, "min_scored": 1, "overlong": "exclude"}
         self.hand_over(number, assess(mine, keep_without_spread=True, **options))
+        for row in [row for row in self.free() if self.rows[row].group == number][:trained]:
+            self.step += 1
+            self.journal.mark_trained([row], self.step)
+            self.rows[row].state = self.step
 
     def hand_over(self, number: int, assessed: Assessed) -> None:
         self.journal.close_group(number, assessed)
@@ -202,7 +209,7 @@ class JournalStates(RuleBasedStateMachine):
     @rule(data=st.data())
     def train(self, data: st.DataObject) -> None:
         self.step += 1
-        rows = data.draw(st.lists(st.sampled_from(self.free()), unique=True))
+        rows = data.draw(st.lists(st.sampled_from(self.free()), min_size=1, unique=True))
         self.journal.mark_trained(rows, self.step)
         for row in rows:
             self.rows[row].state = self.step
@@ -210,7 +217,7 @@ class JournalStates(RuleBasedStateMachine):
     @precondition(lambda self: self.free())
     @rule(data=st.data(), why=st.sampled_from(["stale", "too_long", "left_over"]))
     def drop(self, data: st.DataObject, why: Any) -> None:
-        rows = data.draw(st.lists(st.sampled_from(self.free()), unique=True))
+        rows = data.draw(st.lists(st.sampled_from(self.free()), min_size=1, unique=True))
         self.journal.drop(rows, why)
         for row in rows:
             self.rows[row].state, self.rows[row].emptied = why, True
@@ -237,7 +244,7 @@ class JournalStates(RuleBasedStateMachine):
 
     @rule(
         sent=st.lists(
-            st.tuples(st.integers(-1, 2), st.none() | st.integers(0, 2), st.booleans()),
+            st.tuples(st.sampled_from([1, 2, 0, -1]), st.sampled_from([0, 1, 2, None]), st.booleans()),
             min_size=1,
             max_size=5,
         )
