@@ -188,21 +188,9 @@ async def test_quota_that_is_spent_is_an_error_that_may_be_tried_again(
 
 
 @pytest.mark.slow
-async def test_quota_that_stays_spent(swe_core: SweCore, hf: LocalHF) -> None:
-    """As often as was said, and then it is the rollout's error, in one sentence."""
-    hf.faults.quota = 0
-    done = await run(swe_core, hf, "--agent", "mini", "--engine", "replay", "--sandbox-retries", "2")
-    assert (done.only["outcome"], done.only["failure"]["boundary"]) == ("error", "sandbox")
-    assert "the account's limits" in done.only["failure"]["message"]
-    assert (len(done.only["retried"]), hf.calls["jobs.create"]) == (2, 3)
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hours", [-7, 7])
-async def test_service_whose_clock_is_off(swe_core: SweCore, hf: LocalHF, hours: int) -> None:
+async def test_service_whose_clock_is_off(swe_core: SweCore, hf: LocalHF) -> None:
     """Nothing compares its time with ours."""
-    hf.faults.skew = hours * 3600.0
+    hf.faults.skew = 7 * 3600.0
     done = await run(swe_core, hf, "--agent", "mini", "--engine", "replay")
     assert done.only["outcome"] == "resolved", done.only
     (spent,) = done.report()["sandboxes"]

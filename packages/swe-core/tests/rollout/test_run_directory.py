@@ -294,6 +294,12 @@ def test_run_directory_is_its_model_whatever_crashes(run_machine: Callable[..., 
     run_machine(Runs, examples=60, steps=50)
 
 
+def test_rewritten_metadata_is_read(run: RunDirectory) -> None:
+    info = run.info.model_copy(update={"planned": 7})
+    run.rewrite(info)
+    assert run.info == RunDirectory.open(run.path).info == info
+
+
 @pytest.mark.parametrize(
     ("file", "lines", "says"),
     [("rollouts.jsonl", b"{}\n", "line 1 of '.*/rollouts.jsonl' is not a finished rollout"),
