@@ -13,9 +13,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from swe_core.api.agent import AgentEvent
 from swe_core.api.records import Rollout, Turn, TurnTokens
-from swe_core.errors import UsageError
+from swe_core.errors import SweError, UsageError
+from swe_core.rollout import run_directory
 from swe_core.rollout.run_directory import RolloutFolder, RunDirectory, new_run_info
+from swe_core.system.files import locked
 from swe_core.system.redaction import MARK, Redactor
 from swe_testing.records import make_rollout, make_turn
 
@@ -341,3 +344,113 @@ def test_open_rejects_other_directories(tmp_path: Path, content: str | None, mes
         (tmp_path / "run.json").write_text(content)
     with pytest.raises(UsageError, match=message):
         RunDirectory.open(tmp_path)
+
+
+def test_secrets_are_redacted_except_in_the_patch(run: RunDirectory) -> None:
+    folder = run.folder("a")
+    folder.add_event(AgentEvent(kind="text", text="my token is sekret-token-1"))
+    folder.add_output(b"TOKEN=sekret-token-1\n")
+    folder.put("test.log", b"sekret-token-1")
+    folder.put_patch(b"+sekret-token-1\n")
+    folder.close()
+    run.append(rollout("a", model="sekret-token-1"))
+    for root, _, names in os.walk(run.path):
+        for name in names:
+            data = (Path(root) / name).read_bytes()
+            assert (b"sekret" in data) == (name == "patch.diff"), name
+
+
+def test_ids_and_logprobs_are_not_redacted(run: RunDirectory) -> None:
+    """Also where a secret is a number."""
+    run.redactor.add("12345678")
+    tokens = turn_tokens(112345678, 12345678, -0.12345678)
+    folder = run.folder("a")
+    folder.add_turn(make_turn(0, tokens=tokens, error="what is 12345678?"))
+    folder.close()
+    (turn,) = run.turns("a")
+    assert turn.tokens == tokens
+    assert turn.error == f"what is {MARK}?"
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_secret_split_over_two_writes_is_redacted(run: RunDirectory, size: int) -> None:
+    folder = run.folder("a")
+    printed = b"key=sekret-token-1 sekret-token- sekret-token-1\nsek"
+    for start in range(0, len(printed), size):
+        folder.add_output(printed[start : start + size])
+    folder.close()
+    logged = (folder.path / "agent.log").read_bytes()
+    assert logged == b"key=[redacted] sekret-token- [redacted]\nsek"
+
+
+def test_log_and_transcript_are_bounded(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_directory, "MAX_LOG", 1000)
+    folder = run.folder("a")
+    for _ in range(40):
+        folder.add_output(b"x" * 100)
+        folder.add_event(AgentEvent(kind="text", text="x" * 100))
+    folder.close()
+    for name in ("agent.log", "transcript.jsonl"):
+        data = (folder.path / name).read_bytes()
+        assert 900 < len(data) <= 1200
+        assert b"cut here" in data[-200:]
+
+
+def test_folder_keeps_its_first_write_error(run: RunDirectory) -> None:
+    folder = run.folder("a")
+    folder.add_output(b"fine")
+    assert folder.failure is None
+    (folder.path / "test.log").mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        folder.put("test.log", b"x")
+    with pytest.raises(IsADirectoryError):
+        folder.put("test.log", b"x")
+    assert folder.failure is caught.value
+    folder.close()
+
+
+def test_partially_created_directory_is_reused(tmp_path: Path, run: RunDirectory) -> None:
+    path = tmp_path / "cut"
+    (path / "rollouts").mkdir(parents=True)
+    (path / "lock").touch()
+    (path / "run.json.new").write_text('{"form')
+    RunDirectory.create(path, run.info, Redactor())
+    assert RunDirectory.open(path).info == run.info
+    assert sorted(entry.name for entry in path.iterdir()) == ["lock", "rollouts", "run.json"]
+    other = tmp_path / "other"
+    (other / "rollouts" / "a").mkdir(parents=True)
+    with pytest.raises(UsageError, match="not empty"):
+        RunDirectory.create(other, run.info, Redactor())
+    assert not (other / "lock").exists()
+
+
+def test_run_directory_has_one_lock_holder(run: RunDirectory, tmp_path: Path) -> None:
+    with locked(run.path), pytest.raises(UsageError, match="is in use by another process: wait for it"):
+        with locked(run.path):
+            pass
+    with locked(run.path):  # and is free again
+        pass
+    with (
+        pytest.raises(SweError, match=r"cannot write '.*nowhere/lock': No such file"),
+        locked(tmp_path / "nowhere"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [("run.json", "not a run directory"), ("rollouts", "cannot be resumed: No such file"),
+     ("rollouts.jsonl", "line 1 of .* is not a finished rollout")],
+)  # fmt: skip
+def test_failed_resume_loses_nothing(run: RunDirectory, damage: str, message: str) -> None:
+    (run.path / "rollouts.jsonl").write_bytes(b"{}\n" if damage == "rollouts.jsonl" else b"")
+    folder = run.path / "rollouts"
+    if damage == "rollouts":
+        folder.rmdir()
+    else:
+        run.folder("a").close()
+    if damage == "run.json":
+        (run.path / damage).unlink()
+    with pytest.raises(UsageError, match=message):
+        RunDirectory.resume(run.path, Redactor())
+    assert (folder / "a").exists() == (damage != "rollouts")
