@@ -1,1 +1,1 @@
-"""OpenEnv for swe-core: environment server, harness sessions, capture routes, and tasks of its servers."""
+"""OpenEnv for swe-core: environment server, export, and harness sessions."""
