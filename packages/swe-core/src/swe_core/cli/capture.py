@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,8 +15,8 @@ from swe_core.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from swe_core.api.engine import Engine
-    from swe_core.rollout.run_directory import RunDirectory
     from swe_core.run.capture import Sessions
+    from swe_core.system.redaction import Redactor
 
 
 @click.command()
@@ -97,9 +98,10 @@ def capture(
     component = resolve_component(settings, plugins, "engine", settings.run.engine, shared, "vllm")
     raise_descriptor_limit()  # each session holds a file
 
-    async def serve(directory: RunDirectory) -> Sessions:
+    async def serve(held: ExitStack, redactor: Redactor) -> Sessions:
         async with cast("Engine", component.create()) as engine:
             await contracts.check(engine)
+            directory = held.enter_context(opened(out, redactor))  # only now: a wrong engine leaves none
             sessions = Sessions(directory, engine, settings.budget, key)
             with anyio.open_signal_receiver(*ending_signals()) as signals:
                 async with sessions.served(host, port, settings.server.max_body) as url:
@@ -108,10 +110,10 @@ def capture(
                         await anext(aiter(signals))
             return sessions
 
-    with redaction_scope() as redactor, opened(out, redactor) as directory:
+    with redaction_scope() as redactor, ExitStack() as held:
         if key is not None:
             redactor.add(key)
-        for line in run(serve, directory).rest():
+        for line in run(serve, held, redactor).rest():
             click.echo(line)
 
 
