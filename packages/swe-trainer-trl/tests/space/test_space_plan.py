@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import subprocess
 import sys
 import zipfile
@@ -19,7 +18,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_core.errors import ConfigError, SweError, UsageError
+from swe_core.errors import ConfigError, UsageError
 from swe_core.run.settings import Settings, load_settings
 from swe_trainer_trl.space.deployment import (
     LOGIN,
@@ -43,6 +42,7 @@ from swe_trainer_trl.space.wheels import Wheel, installed, make_wheels, source
 
 TOKEN = "hf_" + "Ab3" * 11
 KEY = "sk-" + "x" * 20  # not as it would be found in this file
+HF = {"hf": {"internet": True}}
 WHEEL = Wheel("swe-trainer-trl", "0.1.0", Path(__file__), "0" * 64)
 
 
@@ -116,14 +116,6 @@ def test_job_has_a_script_in_place_of_an_image() -> None:
     assert installs == [line for line in script.splitlines() if "pip install" in line]
 
 
-def test_image_runs_as_uid_1000_and_has_no_container_engine() -> None:
-    lines = text(planned(), "Dockerfile").splitlines()
-    assert "USER 1000" in lines
-    assert lines.index("USER 1000") < next(n for n, line in enumerate(lines) if line.startswith("CMD"))
-    commands = "\n".join(line for line in lines if not line.startswith("#"))
-    assert not re.search("docker|containerd|podman", commands)
-
-
 @pytest.mark.parametrize(
     ("hardware", "expected"),
     [
@@ -167,12 +159,8 @@ def test_front_matter_is_what_the_hub_reads_whatever_the_name(name: str) -> None
             "'t.toml' asks for the sandbox 'docker', and a Space has no container",
         ),
         ({}, "asks for the sandbox 'local', and a Space cannot isolate it: add the plugin 'hf'"),
-        (
-            {"run": {"plugins": ("pi", "hf", "trl")}},
-            "no sandbox for the agents: .* network 'llm' asks for that: set sandbox.hf.internet = true",
-        ),
+        ({"run": {"plugins": ("pi", "hf", "trl")}}, "for the agents: .* set sandbox.hf.internet = true"),
         ({"run": {"sandbox": "hf"}, "resources": {"network": "full"}}, "for the tests: .* network 'none'"),
-        ({"run": {"plugins": ("nothing",)}}, "unknown plugin 'nothing'"),
         ({"run": {"sandbox": "hf"}, "sandbox": {"hf": {"inter": True}}}, "did you mean 'internet'"),
     ],
 )
@@ -183,7 +171,6 @@ def test_sandboxes_that_could_only_be_refused_there_are_refused_here(
         check_run(request(), load_settings(command_line=changes))
 
 
-HF = {"hf": {"internet": True}}
 LOCAL = {"local": {"unisolated": True}}
 FLAVOR = Needs(flavor="cpu-basic")
 TRAINING = Training(nccl=True, serves=True)
@@ -192,10 +179,8 @@ TRAINING = Training(nccl=True, serves=True)
 @pytest.mark.parametrize(
     ("changes", "needs"),
     [
-        ({"run": {"sandbox": "hf"}, "resources": {"network": "full"}, "sandbox": HF}, FLAVOR),
         ({"run": {"plugins": ("docker", "hf"), "sandbox": "hf"}, "sandbox": HF}, FLAVOR),
         ({"sandbox": LOCAL}, Needs()),
-        ({"sandbox": LOCAL, "push": {"to": "a/b"}}, Needs(pushes=(("dataset", "a/b"),))),
         (
             {
                 "run": {"plugins": ("pi", "hf", "trl")},
@@ -215,18 +200,13 @@ def test_hub_checks_follow_from_settings_that_work_there(changes: dict[str, Any]
     [
         ("garbage", {}, r"rows\.jsonl"),
         (None, {"grpo": {"learning_rat": 1e-5}}, "did you mean 'learning_rate'"),
-        (None, {"grpo": {"learning_rate": "abc"}}, r"worker\.trl\.grpo\.learning_rate is 'abc'"),
         (None, {"sync": "disk"}, "sync"),
     ],
 )
 def test_rows_and_settings_of_the_training_are_read_here(
     work: Path, rows: str | None, trl: dict[str, Any], said: str
 ) -> None:
-    changes: dict[str, Any] = {
-        "run": {"plugins": ("pi", "hf", "trl")},
-        "sandbox": {"hf": {"internet": True}},
-        "worker": {"trl": trl},
-    }
+    changes: dict[str, Any] = {"run": {"plugins": ("pi", "hf", "trl")}, "sandbox": HF, "worker": {"trl": trl}}
     if rows is not None:
         (work / "rows.jsonl").write_text(f"{rows}\n")
         changes["run"]["tasks"] = "rows.jsonl"
@@ -235,13 +215,10 @@ def test_rows_and_settings_of_the_training_are_read_here(
 
 
 def test_tracker_that_the_deployment_does_not_install_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    changes: dict[str, Any] = {
-        "run": {"plugins": ("pi", "hf", "trl")},
-        "sandbox": {"hf": {"internet": True}},
-        "worker": {"trl": {"grpo": {"report_to": ["trackio", "wandb"]}}},
-    }
-    wanted = request(requirements=("Trackio >= 0.43",))
-    check_run(wanted, load_settings(command_line=changes))
+    grpo = {"report_to": ["trackio", "wandb"]}
+    run = {"plugins": ("pi", "hf", "trl")}
+    changes: dict[str, Any] = {"run": run, "sandbox": HF, "worker": {"trl": {"grpo": grpo}}}
+    check_run(request(requirements=("Trackio >= 0.43",)), load_settings(command_line=changes))
     (said,) = [one.getMessage() for one in caplog.records if one.name.startswith("swe_trainer_trl")]
     assert said == "the deployment does not install the tracker 'wandb': add --requirement wandb"
 
@@ -254,12 +231,10 @@ def test_tracker_that_the_deployment_does_not_install_is_said(caplog: pytest.Log
         ({"sets": (f"agent.x.key={TOKEN}",)}, "'agent.x.key' is a token of the Hub"),
         ({"variables": (f"HF_TOKEN={TOKEN}",)}, "'HF_TOKEN' is a token of the Hub"),
         ({"secrets": (TOKEN,)}, "--secret …: expected NAME"),
-        ({"secrets": (f"HF_TOKEN={TOKEN}",)}, "--secret HF_TOKEN: expected NAME"),
         ({"secrets": ("SWE_SPACE_KEY",)}, "it is random"),
         ({"variables": ("A",)}, "--env 'A': expected NAME=VALUE"),
         ({"variables": ("HF_TOKEN=x",)}, "'HF_TOKEN' is both a secret and a variable"),
         ({"variables": (f"API_KEY={TOKEN[3:]}",)}, "--env API_KEY: by its name .* pass --secret API_KEY$"),
-        ({"variables": ("PGPASSWORD=short",)}, "--env PGPASSWORD: by its name this is a secret"),
     ],
 )
 def test_request_is_checked_and_no_token_is_repeated(changes: dict[str, Any], said: str) -> None:
@@ -286,14 +261,31 @@ def test_file_with_a_secret_in_it_is_refused(before: bytes, after: bytes) -> Non
 def test_secret_is_found_in_files_on_disk_and_in_variables(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "model").write_bytes(b"\0" * 100_000 + TOKEN.encode())
-    refuse_leaks(replace(planned(), files={"empty": tmp_path / "empty"}), {"HF_TOKEN": TOKEN}, {})
-    refuse_leaks(replace(planned(), files={"job/empty": tmp_path / "empty", "x": b"no"}), {"PORT": "no"}, {})
-    with pytest.raises(ConfigError, match="'model' holds the value of the secret 'HF_TOKEN'"):
-        refuse_leaks(replace(planned(), files={"job/model": tmp_path / "model"}), {"HF_TOKEN": TOKEN}, {})
-    with pytest.raises(ConfigError, match="the variable 'A' holds the value of the secret 'OTHER'"):
-        refuse_leaks(
-            planned(variables=("A=x-not-a-token-of-the-hub",)), {"OTHER": "not-a-token-of-the-hub"}, {}
-        )
+    (tmp_path / "code").write_text("def hf_a_function_with_a_name_that_goes_on_and_on(): hf_short")
+    harmless = replace(
+        planned(), files={"empty": tmp_path / "empty", "job/code": tmp_path / "code", "x": b"no"}
+    )
+    refuse_leaks(harmless, {"HF_TOKEN": TOKEN, "PORT": "no"}, {})
+    model = replace(planned(), files={"job/model": tmp_path / "model"})
+    for deployment, secrets, environment, said in (
+        (model, {"HF_TOKEN": TOKEN}, {}, "'model' holds the value of the secret 'HF_TOKEN'"),
+        (model, {}, {}, "'model' holds a token of the Hub"),
+        (
+            planned(variables=(f"A=x-{KEY}",)),
+            {"OTHER": KEY},
+            {},
+            "variable 'A' holds the value of the secret",
+        ),
+        (
+            planned(variables=(f"A=x-{KEY}",)),
+            {},
+            {"A_SECRET": KEY},
+            "the value of the variable 'A_SECRET' of",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=said) as error:
+            refuse_leaks(deployment, secrets, environment)
+        assert TOKEN not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -314,20 +306,6 @@ def test_undeclared_secret_is_refused(changes: dict[str, tuple[str, ...]], named
     with pytest.raises(ConfigError, match=f"'{named}' holds {what}.*pass it with --secret NAME") as error:
         refuse_leaks(planned(**shown), {}, environment)
     assert value not in str(error.value)
-
-
-def test_foreign_token_is_found_in_a_file_but_names_are_not(tmp_path: Path) -> None:
-    (tmp_path / "rows").write_text("def hf_a_function_with_a_name_that_goes_on_and_on(): hf_short")
-    deployment = replace(planned(), files={"job/rows": tmp_path / "rows"})
-    refuse_leaks(deployment, {}, {})
-    (tmp_path / "rows").write_text(f'{{"key": "{TOKEN}"}}')
-    with pytest.raises(ConfigError, match="'rows' holds a token of the Hub") as error:
-        refuse_leaks(deployment, {}, {})
-    assert TOKEN not in str(error.value)
-    with pytest.raises(
-        ConfigError, match="the variable 'A' holds the value of the variable 'A_SECRET' of this"
-    ):
-        refuse_leaks(planned(variables=(f"A=x-{KEY}",)), {}, {"A_SECRET": KEY})
 
 
 def test_files_that_the_settings_name_travel(work: Path) -> None:
@@ -418,21 +396,11 @@ def test_writing_replaces_nothing(tmp_path: Path) -> None:
 
 def test_dry_run_lists_what_it_would_create() -> None:
     said = describe(planned(variables=("A=b c",), hardware="l4x1"))
-    assert said.splitlines()[:5] == [
-        "Space acme/a-run: private, l4x1",
-        "kept on its own disk only, for push.to is not set: model, checkpoints, rollouts",
-        "secret HF_TOKEN: the login of this machine",
-        "secret SWE_SPACE_KEY: random, made when it is deployed",
-        "variable A='b c'",
-    ]
-    assert "  Dockerfile" in said
-    kept = "kept on the Hub, in somebody/kept: model, checkpoints, rollouts"
-    assert describe(planned(backup="somebody/kept")).splitlines()[1] == kept
+    for part in ("Space acme/a-run: private, l4x1", "push.to is not set", "variable A='b c'", "  Dockerfile"):
+        assert part in said
+    assert "kept on the Hub, in somebody/kept:" in describe(planned(backup="somebody/kept"))
     assert describe(planned(private=False)).startswith("Space acme/a-run: public")
-    assert describe(planned(target="Job")).splitlines()[:2] == [
-        "data set acme/a-run: private",
-        "job: cpu-basic, image python:3.12-bookworm",
-    ]
+    assert describe(planned(target="Job")).startswith("data set acme/a-run: private\njob: cpu-basic, image")
 
 
 class Installed(Distribution):
@@ -508,11 +476,3 @@ def test_pip_takes_only_the_wheels_of_the_folder(trainer: Wheel, tmp_path: Path)
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "DO NOT MATCH THE HASHES" in done.stderr
-
-
-@pytest.mark.slow
-def test_wheels_that_cannot_be_made_are_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "broken").mkdir()
-    package = Installed({"url": (tmp_path / "broken").as_uri(), "dir_info": {}})
-    with pytest.raises(SweError, match=r"pip could not make the wheels of the installed packages: .*broken"):
-        make_wheels([package], tmp_path / "w")
