@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP = VIRTUAL_ENV=$(BIN:/bin=) UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv -q pip
 PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
 
-.PHONY: demo test test-slow test-long test-all test-gpu lint bench clean
+.PHONY: demo test test-slow test-long test-gpu lint bench clean
 
 # Where an environment forbids the cache, each worker of pytest rewrites and compiles all tests anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -16,7 +16,7 @@ demo: .venv/.demo  ## real Pi fixes real bugs in isolated sandboxes; no root, Do
 # pyproject.toml says what the markers `slow` and `long` mean, CONTRIBUTING.md which command when.
 # In CI five tests at most run once more, and the summary tells how each failed first (RERUN): a flaky test, to be fixed.
 PYTEST := $(BIN)/python -m pytest
-SUITE := tests/with-docker $(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder \
+SUITE := $(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder \
   $(if $(CI),--reruns 1 --max-suite-reruns 5 --rerun-show-tracebacks)
 INSTALLED := $(if $(and $(ARGS),$(wildcard .venv/.serving)),,.venv/.serving)
 
@@ -28,9 +28,6 @@ test-slow: .venv/.serving  ## more versions, images and random runs
 
 test-long: .venv/.serving  ## the longest ones, which CI leaves out
 	@$(SUITE) -m long
-
-test-all: .venv/.serving  ## all three
-	@$(SUITE)
 
 # The question of a GPU comes before what installs gigabytes for it.
 test-gpu:  ## training on a CUDA GPU, in an environment of its own; or the checks that ARGS says
@@ -44,7 +41,7 @@ lint: .venv/.dev
 	$(BIN)/mypy packages/*/src
 
 bench: .venv/.serving  ## every benchmark prints a table and ends with one line of JSON
-	@for script in benchmarks/[a-z]*.py; do tests/with-docker $(BIN)/python $$script || exit 1; done
+	@for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf .venv .venv-gpu
