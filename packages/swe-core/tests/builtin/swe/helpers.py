@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,25 +14,18 @@ from ...repositories import Repo
 BUGGY = "def add(a, b):\n    return a - b\n"
 FIX = "sed -i 's/a - b/a + b/' calc.py"
 PYTEST = "python -m pytest -rA -p no:cacheprovider"
-
-
-def programs(file: str, **words: str) -> dict[str, dict[str, Any]]:
-    """The tables of a TOML file of attacks, in whose programs {NAME} stands for a shared one or a word."""
-    tables = tomllib.loads(Path(__file__).with_name(file).read_text())
-
-    def filled(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: filled(one) for name, one in value.items()}
-        if isinstance(value, list):
-            return tuple(map(filled, value))
-        for name, text in words.items():
-            value = value.replace(f"{{{name}}}", text)
-        return value
-
-    for name, text in tables.get("shared", {}).items():
-        words[name] = tables["shared"][name] = filled(text)
-    found: dict[str, dict[str, Any]] = filled(tables)
-    return found
+EMPTIED_CLASS = """
+import builtins
+make = builtins.__build_class__
+def emptied(body, name, *bases, **more):
+    kind = make(body, name, *bases, **more)
+    if name == "AddTest":
+        kind.test_add = lambda self: None
+        builtins.__build_class__ = make
+    return kind
+builtins.__build_class__ = emptied
+"""
+"""An attack that empties a test while its class is created."""
 
 
 def with_and_without_import(factory: pytest.TempPathFactory, **files: str) -> dict[str, Repo]:
