@@ -1,15 +1,12 @@
-"""What plugins return: each mistake is one sentence that names what was called, and the remedy.
-
-The mistakes are deliberate; `type: ignore` is beside those that mypy would find.
-"""
+"""What plugins return: each mistake is one sentence that names what was called, and the remedy."""
 
 from __future__ import annotations
 
-import re
+import inspect
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,22 +15,36 @@ from pydantic import BaseModel
 from swe_core.api import agent_contract, contracts
 from swe_core.api.agent import AgentContext, AgentExit, AgentSpec, HostTool
 from swe_core.api.component import Component, Config
-from swe_core.api.engine import ChatRequest, Completion, Engine, EngineSession
+from swe_core.api.engine import ChatRequest, Completion, EngineSession
 from swe_core.api.grader import Grade, Graded
 from swe_core.api.sandbox import SandboxSpec
 from swe_core.errors import (
     AgentError,
     ConfigError,
     EngineError,
+    EngineProtocolError,
     GraderError,
     PluginError,
     SandboxError,
+    SweError,
     TaskError,
 )
 from swe_testing.records import make_task
 
+Call = Callable[[], Any]
 EMPTY: dict[str, str] = {}
 WHO = "the agent 'mine' of the plugin 'my'"
+SPEC, ONE = SandboxSpec(), make_task("one")
+CONTEXT = AgentContext(make_task(), "p", "http://127.0.0.1:9/v1", "k", "m", "/testbed")
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "assets": (),
+    "auxiliary": (ChatRequest({}, []),),
+    "summary": (ChatRequest({}, []),),
+    "parse_event": ("line",),
+    "failure": (AgentExit(0, None, ""),),
+}
+WANTED = (ONE, b"", None, SPEC, 1.0)
+ASKED = (ChatRequest({}, []), EngineSession("r", "t", 0, "a"), None)
 
 
 class Mine(AgentSpec):
@@ -43,18 +54,8 @@ class Mine(AgentSpec):
         return ["mine"]
 
 
-class Answering(Engine):
-    model = "m"
-
-    async def complete(self, *args: object) -> Completion:
-        return Completion({"role": "assistant", "content": "hello"})
-
-
 class Wrong(BaseModel):
     pass
-
-
-async def later(config: Config) -> None: ...
 
 
 class Unprintable(int):
@@ -62,212 +63,164 @@ class Unprintable(int):
         raise RuntimeError("no text")
 
 
-# components
+async def value(given: Any = None) -> Any:
+    return given
 
 
-@pytest.mark.parametrize(
-    ("component", "says"),
-    [
-        (Component(3, lambda config: 1), "has the name 3, expected letters"),  # type: ignore[arg-type]
-        (Component("my agent", lambda config: 1), "has the name 'my agent', expected letters"),
-        (Component("a", "b"), "'a' has 'b' as create, expected a function"),  # type: ignore[arg-type]
-        (Component("a", later), "'a' has a create that is 'async def', expected a plain function"),
-        (Component("a", Mine, Wrong), "the class Wrong as config, expected a subclass of swe_core.Config"),  # type: ignore[arg-type]
-        (Component("a", Mine, Config, None), "'a' has None as summary, expected a text"),  # type: ignore[arg-type]
-        (Component("a", Mine, defaults=["vllm"]), "has ['vllm'] as defaults, expected a dict"),  # type: ignore[arg-type]
-    ],
-)
-def test_field_of_a_component_with_a_wrong_type_is_named(component: Component[Any], says: str) -> None:
-    with pytest.raises(PluginError, match=re.escape(says)):
-        contracts.check_component(component)
+async def many() -> AsyncIterator[object]:
+    yield ONE
 
 
-class Provider:
-    def open(self, spec: SandboxSpec) -> object:
-        return None
-
-    def notes(self) -> object:
-        return ()
-
-    async def list(self) -> object:
-        return ()
+def failing(*_: object) -> Iterator[object]:
+    yield EMPTY["url"]
 
 
-class Source:
-    def tasks(self) -> Iterator[object]:
-        yield from ()
+@asynccontextmanager
+async def opening(spec: SandboxSpec) -> AsyncIterator[object]:
+    yield "a sandbox"
 
 
-def missing_name(config: Config) -> AgentSpec:
-    class Nameless(AgentSpec):
-        def command(self, ctx: AgentContext) -> list[str]:
-            return ["true"]
-
-    return Nameless()
+TOOL = HostTool("tool", "", Config, value)
 
 
-def dialect(config: Config) -> AgentSpec:
-    mine = Mine()
-    mine.dialect = "openai"  # type: ignore[assignment]
-    return mine
+def field(**wrong: Any) -> Call:
+    """The check of a component with that field."""
+    return lambda: contracts.check_component(Component(**{"name": "a", "create": Mine, **wrong}))
 
 
-def recorded(config: Config) -> object:
-    source = Source()
-    source.recording = "replies.jsonl"  # type: ignore[attr-defined]
-    return source
+def made(role: str, create: Any) -> Call:
+    return lambda: contracts.create(Component("mine", create), Config(), role, WHO)
 
 
-async def coroutine() -> None: ...
+def tasks(give: Call) -> Call:
+    return lambda: contracts.tasks_of(SimpleNamespace(tasks=give), "own")
 
 
-def broken(config: Config) -> object:
-    raise RuntimeError("no such luck")
-
-
-@pytest.mark.parametrize(
-    ("role", "create", "says"),
-    [
-        ("agent", lambda config: None, "returned None, expected an AgentSpec: return it"),
-        ("agent", lambda config: Mine, "returned the class Mine, expected an object: call the class, Mine("),
-        ("agent", lambda config: Wrong(), "an object of the class Wrong, expected an AgentSpec, whose class"),
-        ("agent", lambda config: coroutine(), "returned a coroutine, expected an AgentSpec"),
-        ("agent", missing_name, "whose name is None, expected a text: write name = 'mine' in its class"),
-        ("agent", dialect, "whose dialect is 'openai', expected one of 'chat', 'responses', 'messages', "),
-        ("agent", broken, "cannot be created: RuntimeError: no such luck (test_contracts.py, line "),
-        ("agent", lambda: Mine(), "its create takes other arguments than the settings alone, expected a "),
-        ("agent", AgentSpec, "its create takes other arguments"),
-        ("engine", lambda config: Provider(), "an object of the class Provider, expected an Engine, whose "),
-        ("sandbox", lambda config: Provider(), "with open(), notes(), list(), reap(); it lacks reap()"),
-        ("tasks", lambda config: Source(), "without recording, expected the Path of recorded replies, or "),
-        ("tasks", recorded, "whose recording is 'replies.jsonl', expected the Path"),
-        ("worker", lambda config: Provider(), "expected a worker: an object with 'async def run(self, runn"),
-    ],
-)  # fmt: skip
-def test_object_that_does_not_fill_its_role_is_named(role: str, create: Any, says: str) -> None:
-    with pytest.raises(PluginError) as raised:
-        contracts.create(Component("mine", create), Config(), role, WHO)
-    assert str(raised.value).startswith(WHO)
-    assert says in str(raised.value)
-
-
-def test_error_that_a_plugin_raises_on_purpose_is_unchanged() -> None:
-    def create(config: Config) -> object:
-        raise ConfigError("set my key")
-
-    with pytest.raises(ConfigError, match=r"^set my key$"):
-        contracts.create(Component("mine", create), Config(), "agent", WHO)
-
-
-def test_shown_values_are_short_and_the_same_in_each_run() -> None:
-    assert contracts.shown(["x"] * 1000).endswith("… (a list)")
-    assert len(contracts.shown("x" * 1000)) < 200
-    assert "0x" not in contracts.shown(Wrong())
-    assert contracts.shown([Unprintable()]) == "a list"
-    assert contracts.shown(name for name in EMPTY) == "a generator"
-
-
-# tasks
-
-
-def source(tasks: Any) -> Any:
-    class Given:
-        recording: Path | None = None
-
-    Given.tasks = tasks  # type: ignore[attr-defined]
-    return Given()
-
-
-def failing(self: object) -> Iterator[object]:
-    yield EMPTY["instance_id"]
-
-
-def repeated(self: object) -> Iterator[object]:
-    yield make_task("one")
-    yield make_task("one")
-
-
-async def asynchronous(self: object) -> AsyncIterator[object]:
-    yield make_task("one")
-
-
-@pytest.mark.parametrize(
-    ("tasks", "says"),
-    [
-        (lambda self: None, "returned None from tasks(), expected Tasks: 'yield' each of them"),
-        (lambda self: coroutine(), "returned a coroutine from tasks()"),
-        (asynchronous, "returned an async generator from tasks()"),
-        (lambda self: "one", "returned 'one' from tasks()"),
-        (lambda self: make_task("one"), "returned an object of the class Task from tasks()"),
-        (lambda self: [make_task("one"), {}], "gave {} as task 1 from tasks(), expected a Task: Task.mod"),
-        (repeated, "gave two tasks with the id 'one'"),
-        (failing, "failed in tasks(): KeyError: 'instance_id' (test_contracts.py, line "),
-    ],
-)  # fmt: skip
-def test_tasks_of_a_source_that_are_none_are_named(tasks: Any, says: str) -> None:
-    with pytest.raises(TaskError) as raised:
-        contracts.tasks_of(source(tasks), "own")
-    assert str(raised.value).startswith("the task source 'own' (")
-    assert says in str(raised.value)
-
-
-def test_tasks_of_a_source_keep_their_order() -> None:
-    tasks = [make_task("b"), make_task("a")]
-    assert contracts.tasks_of(source(lambda self: iter(tasks)), "own") == tasks
-
-
-# the methods of an agent
-
-
-ARGUMENTS: dict[str, Any] = {
-    "auxiliary": ChatRequest({}, []),
-    "summary": ChatRequest({}, []),
-    "parse_event": "line",
-    "failure": AgentExit(0, None, ""),
-}
-CONTEXT = AgentContext(make_task(), "p", "http://127.0.0.1:9/v1", "k", "m", "/testbed")
-TOOL = HostTool("tool", "", Config, lambda arguments: coroutine())  # type: ignore[arg-type,return-value]
-
-
-def returned(method: str, value: object) -> object:
+def returned(method: str, value: object) -> Call:
     """What the contract makes of the value that an agent's method returns."""
+    agent, arguments = Mine(), ARGUMENTS.get(method, (CONTEXT,))
+    setattr(agent, method, lambda *_: value)
+    return lambda: getattr(agent_contract, method)(agent, *arguments)
+
+
+def called(check: Callable[..., Any], method: str, give: Call, *arguments: Any) -> Call:
+    """The same for a plugin of another role."""
+    return lambda: check(SimpleNamespace(**{method: lambda *_: give()}), *arguments)
+
+
+async def opened(provider: Any) -> None:
+    async with contracts.opened(provider, SPEC):
+        raise AssertionError("it is open")
+
+
+def nameless(config: Config) -> AgentSpec:
     agent = Mine()
-    setattr(agent, method, lambda *args: value)
-    return getattr(agent_contract, method)(agent, ARGUMENTS.get(method, CONTEXT))
+    agent.name = None  # type: ignore[assignment]
+    return agent
 
 
-@pytest.mark.parametrize(
-    ("method", "value", "says"),
-    [
-        ("command", "pi --help", "returned 'pi --help' from command(), expected a list of texts such as "
-         "['pi', '--help']"),
-        ("command", None, "returned None from command(), expected a list of texts such as ['my-agent', "),
-        ("command", [], "returned [] from command()"),
-        ("command", ["pi", 1], "returned 1 as item 1 from command()"),
-        ("env", ["A=b"], "returned a list from env(), expected a dict"),
-        ("env", {"PORT": 8080}, "returned an int for 'PORT' from env(), expected texts"),
-        ("files", {"config.json": b""}, "returned the path 'config.json' from files(), expected an absolute"),
-        ("files", {"/c": "{}"}, "returned a str for '/c' from files(), expected bytes: write .encode()"),
-        ("files", [("/c", b"")], "from files(), expected a dict"),
-        ("stdin", "prompt", "returned 'prompt' from stdin(), expected bytes or None: write .encode()"),
-        ("tools", TOOL, "an object of the class HostTool from tools(), expected a list of HostTools"),
-        ("tools", [len], "returned the function len as item 0 from tools()"),
-        ("auxiliary", True, "returned True from auxiliary(), expected a text or None"),
-        ("summary", "yes", "returned 'yes' from summary(), expected True or False"),
-        ("parse_event", None, "returned None from parse_event(), expected a list such as [AgentEvent("),
-        ("parse_event", ["text"], "returned 'text' as item 0 from parse_event()"),
-        ("failure", 1, "returned 1 from failure(), expected a text or None"),
-    ],
-)  # fmt: skip
-def test_value_of_an_agents_method_with_a_wrong_type_is_named(method: str, value: object, says: str) -> None:
-    with pytest.raises(AgentError) as raised:
-        returned(method, value)
-    assert str(raised.value).startswith("the agent 'mine' (")
+def of_openai(config: Config) -> AgentSpec:
+    agent = Mine()
+    agent.dialect = "openai"  # type: ignore[assignment]
+    return agent
+
+
+WRONG: list[tuple[type[SweError], Call, str]] = [
+    (PluginError, field(name=3), "has the name 3, expected letters"),
+    (PluginError, field(name="my agent"), "has the name 'my agent', expected letters"),
+    (PluginError, field(create="b"), "'a' has 'b' as create, expected a function"),
+    (PluginError, field(create=value), "'a' has a create that is 'async def', expected a plain function"),
+    (PluginError, field(config=Wrong), "the class Wrong as config, expected a subclass of swe_core.Config"),
+    (PluginError, field(summary=None), "'a' has None as summary, expected a text"),
+    (PluginError, field(defaults=["vllm"]), "has ['vllm'] as defaults, expected a dict"),
+    # objects
+    (PluginError, made("agent", lambda _: None), f"{WHO}: its create returned None, expected an AgentSp"),
+    (PluginError, made("agent", lambda _: Mine), "returned the class Mine, expected an object: call the cla"),
+    (PluginError, made("agent", lambda _: Wrong()), "of the class Wrong, expected an AgentSpec, whose class"),
+    (PluginError, made("agent", lambda _: value()), "returned a coroutine, expected an AgentSpec"),
+    (PluginError, made("agent", nameless), "whose name is None, expected a text: write name = 'mine' in it"),
+    (PluginError, made("agent", of_openai), "whose dialect is 'openai', expected one of 'chat', 'responses'"),
+    (PluginError, made("agent", lambda _: EMPTY["url"]), "cannot be created: KeyError: 'url' (test_contract"),
+    (PluginError, made("agent", lambda: Mine()), "its create takes other arguments than the settings alone"),
+    (PluginError, made("engine", lambda _: Wrong()), "of the class Wrong, expected an Engine, whose "),
+    (PluginError, made("executor", lambda _: Wrong()), "of the class Wrong, expected an Executor, whose "),
+    (PluginError, made("sandbox", lambda _: SimpleNamespace(open=len, notes=len, list=len)),
+     "with open(), notes(), list(), reap(); it lacks reap()"),
+    (PluginError, made("tasks", lambda _: SimpleNamespace(tasks=len)), "without recording, expected the P"),
+    (PluginError, made("tasks", lambda _: SimpleNamespace(tasks=len, recording="x")), "recording is 'x'"),
+    (PluginError, made("worker", lambda _: Wrong()), "expected a worker: an object with 'async def run(self"),
+    # tasks
+    (TaskError, tasks(lambda: None), "the task source 'own' (types.SimpleNamespace) returned None from tas"),
+    (TaskError, tasks(value), "returned a coroutine from tasks()"),
+    (TaskError, tasks(many), "returned an async generator from tasks()"),
+    (TaskError, tasks(lambda: "one"), "returned 'one' from tasks()"),
+    (TaskError, tasks(lambda: ONE), "returned an object of the class Task from tasks()"),
+    (TaskError, tasks(lambda: [ONE, {}]), "gave {} as task 1 from tasks(), expected a Task: Task.mod"),
+    (TaskError, tasks(lambda: [ONE, ONE]), "gave two tasks with the id 'one'"),
+    (TaskError, tasks(failing), "failed in tasks(): KeyError: 'url' (test_contracts.py, line "),
+    # methods of an agent
+    (AgentError, returned("command", "pi --help"), "Mine) returned 'pi --help' from command(), expected a li"
+     "st of texts such as ['pi', '--help']"),
+    (AgentError, returned("command", None), "None from command(), expected a list of texts such as ['my-age"),
+    (AgentError, returned("command", []), "returned [] from command()"),
+    (AgentError, returned("command", ["pi", 1]), "returned 1 as item 1 from command()"),
+    (AgentError, returned("assets", "bundle"), "returned 'bundle' from assets(), expected a list of Assets"),
+    (AgentError, returned("env", ["A=b"]), "returned a list from env(), expected a dict"),
+    (AgentError, returned("env", {"PORT": 8080}), "returned an int for 'PORT' from env(), expected texts"),
+    (AgentError, returned("files", {"config.json": b""}), "the path 'config.json' from files(), expected an"),
+    (AgentError, returned("files", {"/c": "{}"}), "returned a str for '/c' from files(), expected bytes: wr"),
+    (AgentError, returned("stdin", "prompt"), "returned 'prompt' from stdin(), expected bytes or None: writ"),
+    (AgentError, returned("tools", TOOL), "an object of the class HostTool from tools(), expected a list of"),
+    (AgentError, returned("tools", [len]), "returned the function len as item 0 from tools()"),
+    (AgentError, returned("auxiliary", True), "returned True from auxiliary(), expected a text or None"),
+    (AgentError, returned("summary", "yes"), "returned 'yes' from summary(), expected True or False"),
+    (AgentError, returned("parse_event", None), "from parse_event(), expected a list such as [AgentEvent("),
+    (AgentError, returned("failure", 1), "returned 1 from failure(), expected a text or None"),
+    # what runs for each rollout
+    (GraderError, called(contracts.grade_patch, "grade", lambda: True, *WANTED),
+     "returned True from grade(), expected a Graded from an async function: write 'async def gr"),
+    (GraderError, called(contracts.grade_patch, "grade", value, *WANTED),
+     "returned None from grade(), expected a Graded: return Graded(grade=Grade(resolved="),
+    (GraderError, called(contracts.grade_patch, "grade", lambda: value(Grade(resolved=True)), *WANTED),
+     "an object of the class Grade from grade(), expected a Graded: return Graded(grade=…)"),
+    (EngineProtocolError, called(contracts.complete, "complete", lambda: "hello", *ASKED),
+     "returned 'hello' from complete(), expected a Completion from an as"),
+    (EngineProtocolError, called(contracts.complete, "complete", lambda: value("hello"), *ASKED),
+     "returned 'hello' from complete(), expected a Completion: return Co"),
+    (EngineProtocolError, called(contracts.complete, "complete", lambda: value(Completion("hello")), *ASKED),  # type: ignore[arg-type]
+     "a Completion with the message 'hello' "),
+    (SandboxError, called(opened, "open", many), "returned an async generator from open(), expected an async "
+     "context manager: write @asynccontextmanager above 'async def open', and 'yield' the sandbox"),
+    (SandboxError, called(opened, "open", asynccontextmanager(value)), "returned a coroutine from open()"),  # type: ignore[arg-type]
+    (SandboxError, called(opened, "open", lambda: None), "returned None from open()"),
+    (SandboxError, called(opened, "open", lambda: opening(SPEC)), "'a sandbox' from open(), expected a "),
+    # what a run calls once
+    (PluginError, called(contracts.notes_of, "notes", lambda: "not isolated"),
+     "returned 'not isolated' from notes(), expected a list of sentences"),
+    (SandboxError, called(contracts.reap, "reap", lambda: 0), "0 from reap(), expected a number from an"),
+    (SandboxError, called(contracts.reap, "reap", lambda: value("3")), "expected the number of sandboxes"),
+    (EngineError, called(contracts.check, "check", lambda: EMPTY["url"]), "in check(): KeyError: 'url'"),
+    (PluginError, called(contracts.run_worker, "run", lambda: 1, None),
+     "returned 1 from run(), expected an async function: write 'as"),
+]  # fmt: skip
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("error", "call", "says"), WRONG)
+async def test_mistake_of_a_plugin_is_one_sentence(error: type[SweError], call: Call, says: str) -> None:
+    async def done() -> None:
+        if inspect.isawaitable(given := call()):
+            await given
+
+    with pytest.raises(error) as raised:
+        await done()
+    assert raised.type is error
     assert says in str(raised.value)
 
 
-def test_value_of_an_agents_method_is_returned() -> None:
-    for method, value, expected in (
+@pytest.mark.anyio
+async def test_what_a_contract_asks_for_is_returned() -> None:
+    for method, given, expected in (
         ("command", ("pi", "--help"), ["pi", "--help"]),
         ("env", {}, {}),
         ("files", {"/c": b"{}"}, {"/c": b"{}"}),
@@ -278,155 +231,41 @@ def test_value_of_an_agents_method_is_returned() -> None:
         ("parse_event", (), []),
         ("failure", None, None),
     ):
-        assert returned(method, value) == expected
-
-
-def test_single_asset_is_named() -> None:
-    mine = Mine()
-    mine.assets = lambda: "bundle"  # type: ignore[assignment,method-assign,return-value]
-    with pytest.raises(AgentError, match=r"returned 'bundle' from assets\(\), expected a list of Assets"):
-        agent_contract.assets(mine)
-
-
-def test_failing_method_of_an_agent_is_named_with_its_line() -> None:
-    class Failing(Mine):
-        def command(self, ctx: AgentContext) -> list[str]:
-            return [EMPTY["program"]]
-
-    says = r"'mine' \(.*Failing\) failed in command\(\): KeyError: 'program' \(test_contracts\.py, line \d+\)"
-    with pytest.raises(AgentError, match=says):
-        agent_contract.command(Failing(), CONTEXT)
-
-
-# what runs for each rollout
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        (True, "returned True from grade(), expected a Graded from an async function: write 'async def gr"),
-        (coroutine, "returned None from grade(), expected a Graded: return Graded(grade=Grade(resolved="),
-        (Grade(resolved=True), "an object of the class Grade from grade(), expected a Graded: return Gra"),
-    ],
-)  # fmt: skip
-async def test_grader_that_gives_no_grade_is_named(given: Any, says: str) -> None:
-    async def grading() -> object:
-        return given
-
-    class Given:
-        def grade(self, *args: object) -> object:
-            return grading() if isinstance(given, Grade) else given() if callable(given) else given
-
-    with pytest.raises(GraderError) as raised:
-        await contracts.grade_patch(Given(), make_task(), b"", Provider(), SandboxSpec(), 1.0)  # type: ignore[arg-type]
-    assert says in str(raised.value)
-
-
-@pytest.mark.anyio
-async def test_failing_grader_is_named_and_its_own_errors_are_not_changed() -> None:
-    class Given:
-        error: Exception = ValueError("no log")
-
-        async def grade(self, *args: object) -> Graded:
-            raise self.error
-
-    grader: Any = Given()
-    arguments: Any = (make_task(), b"", Provider(), SandboxSpec(), 1.0)
-    with pytest.raises(GraderError, match=r"Given failed in grade\(\): ValueError: no log \(test_contracts"):
-        await contracts.grade_patch(grader, *arguments)
-    grader.error = SandboxError("it died")
-    with pytest.raises(SandboxError, match=r"^it died$"):
-        await contracts.grade_patch(grader, *arguments)
-
-
-async def answered(given: Any) -> Completion:
-    class Given(Answering):
-        def complete(self, *args: object) -> Any:
-            return given
-
-    return await contracts.complete(Given(), ChatRequest({}, []), EngineSession("r", "t", 0, "a"), None)
-
-
-async def value(given: Any) -> Any:
-    return given
-
-
-@pytest.mark.anyio
-async def test_engine_that_gives_no_completion_is_named() -> None:
-    for given, says in (
-        ("hello", "returned 'hello' from complete(), expected a Completion from an as"),
-        (value("hello"), "returned 'hello' from complete(), expected a Completion: return Co"),
-        (value(Completion("hello")), "a Completion with the message 'hello' "),  # type: ignore[arg-type]
-    ):
-        with pytest.raises(EngineError, match=re.escape(says)):
-            await answered(given)
+        assert returned(method, given)() == expected
+    two = [make_task("b"), make_task("a")]
+    assert tasks(lambda: iter(two))() == two
+    assert await called(contracts.reap, "reap", value)() == 0
     completion = Completion({"role": "assistant", "content": "hello"})
-    assert await answered(value(completion)) is completion
-
-
-@asynccontextmanager
-async def opening(spec: SandboxSpec) -> AsyncIterator[object]:
-    yield "a sandbox"
-
-
-@asynccontextmanager  # type: ignore[arg-type]  # the mistake of the test: no 'yield'
-async def unyielding(spec: SandboxSpec) -> object:
-    return "a sandbox"
-
-
-async def undecorated(spec: SandboxSpec) -> AsyncIterator[object]:
-    yield "a sandbox"
+    assert await called(contracts.complete, "complete", lambda: value(completion), *ASKED)() is completion
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("open_", "says"),
-    [
-        (undecorated, "returned an async generator from open(), expected an async context manager: write "
-         "@asynccontextmanager above 'async def open', and 'yield' the sandbox"),
-        (unyielding, "returned a coroutine from open()"),
-        (lambda spec: None, "returned None from open()"),
-        (opening, "gave 'a sandbox' from open(), expected a Sandbox"),
-    ],
-)  # fmt: skip
-async def test_provider_that_gives_no_sandbox_is_named(open_: Any, says: str) -> None:
-    provider: Any = Provider()
-    provider.open = open_
-    with pytest.raises(SandboxError) as raised:
-        async with contracts.opened(provider, SandboxSpec()):
-            raise AssertionError("it is open")
-    assert says in str(raised.value)
+async def test_error_that_a_plugin_raises_on_purpose_is_unchanged_and_another_is_named() -> None:
+    async def grade(*_: object) -> Graded:
+        raise error
 
+    def create(config: Config) -> object:
+        raise ConfigError("set my key")
 
-# what a run calls once
-
-
-def test_exit_of_a_plugin_is_an_error_of_its_method() -> None:
+    with pytest.raises(ConfigError, match=r"^set my key$"):
+        made("agent", create)()
+    grader: Any = SimpleNamespace(grade=grade)
+    error: Exception = SandboxError("it died")
+    with pytest.raises(SandboxError, match=r"^it died$"):
+        await contracts.grade_patch(grader, *WANTED)  # type: ignore[arg-type]
+    error = ValueError("no log")
+    with pytest.raises(
+        GraderError, match=r"failed in grade\(\): ValueError: no log \(test_contracts\.py, li"
+    ):
+        await contracts.grade_patch(grader, *WANTED)  # type: ignore[arg-type]
     with pytest.raises(AgentError, match=r"mine failed in command\(\): SystemExit: no key"):
         with contracts.calling(AgentError, "mine", "command"):
             sys.exit("no key")
 
 
-@pytest.mark.anyio
-async def test_other_values_of_providers_and_engines_are_named() -> None:
-    provider: Any = Provider()
-    provider.notes = lambda: "not isolated"
-    with pytest.raises(PluginError, match=r"returned 'not isolated' from notes\(\), expected a list of sen"):
-        contracts.notes_of(provider)
-    provider.reap = lambda: 0
-    with pytest.raises(SandboxError, match=r"returned 0 from reap\(\), expected a number from an async fu"):
-        await contracts.reap(provider)
-    provider.reap = lambda: value(None)
-    assert await contracts.reap(provider) == 0
-    provider.reap = lambda: value("3")
-    with pytest.raises(SandboxError, match=r"returned '3' from reap\(\), expected the number of sandboxes"):
-        await contracts.reap(provider)
-    engine: Any = Answering()
-    engine.check = lambda: EMPTY["url"]
-    with pytest.raises(EngineError, match=r"failed in check\(\): KeyError: 'url'"):
-        await contracts.check(engine)
-    worker: Any = Provider()
-    worker.run = lambda runner: 1
-    with pytest.raises(PluginError, match=r"returned 1 from run\(\), expected an async function: write 'as"):
-        await contracts.run_worker(worker, worker)
+def test_shown_values_are_short_and_the_same_in_each_run() -> None:
+    assert contracts.shown(["x"] * 1000).endswith("… (a list)")
+    assert len(contracts.shown("x" * 1000)) < 200
+    assert "0x" not in contracts.shown(Wrong())
+    assert contracts.shown([Unprintable()]) == "a list"
+    assert contracts.shown(name for name in EMPTY) == "a generator"
