@@ -88,43 +88,47 @@ def chosen_agent(plugins: PluginSet, name: str | None, default: str) -> str | No
     return None if chosen is None else chosen.name
 
 
-def test_installed_plugin_is_listed_with_its_components(install: Install) -> None:
+@pytest.fixture
+def acme(install: Install) -> None:
+    """An installed plugin that offers an agent of its name."""
     install("acme-agent", "acme", AGENT.format(name="acme"))
+
+
+@pytest.mark.usefixtures("acme")
+def test_installed_plugin_is_listed_with_its_components() -> None:
     plugin = PluginSet().plugins["acme"]
     assert (plugin.origin, plugin.version, plugin.error) == ("acme-agent", "1.2.3", None)
     assert [(registered.role, registered.name) for registered in plugin.components] == [("agent", "acme")]
 
 
-def test_broken_plugin_is_listed_and_others_work(install: Install) -> None:
-    install("acme-broken", "broken", "import a_module_that_is_not_there")
-    install("acme-agent", "acme", AGENT.format(name="acme"))
-    plugins = PluginSet()
-    assert "a_module_that_is_not_there" in (plugins.plugins["broken"].error or "")
-    assert plugins.find("agent", "acme").name == "acme"
-
-
-@pytest.mark.parametrize("code", ["raise SystemExit('bye')", "def ("])
-def test_import_error_of_a_plugin_is_recorded(install: Install, code: str) -> None:
+@pytest.mark.usefixtures("acme")
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (
+            "import a_module_that_is_not_there",
+            "ModuleNotFoundError: No module named 'a_module_that_is_not_the",
+        ),
+        ("raise SystemExit('bye')", "SystemExit: bye"),
+        (AGENT.replace("@hookimpl", ""), "its function swe_agents lacks @hookimpl"),
+    ],
+)
+def test_broken_plugin_is_listed_and_others_work(install: Install, code: str, says: str) -> None:
     install("acme-broken", "broken", code)
-    assert PluginSet().plugins["broken"].error
-
-
-def test_selecting_a_broken_plugin_quotes_its_error(install: Install) -> None:
-    install("acme-broken", "broken", "import a_module_that_is_not_there")
-    with pytest.raises(PluginError, match=r"'broken'.*acme-broken.*a_module_that_is_not_there"):
+    plugins = PluginSet()
+    assert says in (plugins.plugins["broken"].error or "")
+    assert plugins.find("agent", "acme").name == "acme"
+    says = f"the plugin 'broken' (acme-broken 1.2.3) is broken: {says}"
+    with pytest.raises(PluginError, match=re.escape(says)):
         PluginSet(["broken"])
 
 
-def test_selection_loads_selected_plugins_only(install: Install) -> None:
-    install("acme-agent", "acme", AGENT.format(name="acme"))
+@pytest.mark.usefixtures("acme")
+def test_selection_loads_selected_plugins_only_and_none_means_the_default(install: Install) -> None:
     install("other-agent", "other", AGENT.format(name="other"))
     plugins = PluginSet(["acme"])
     assert "other" not in plugins.plugins
     assert chosen_agent(plugins, None, "mini") == "acme"
-
-
-def test_no_selection_means_the_default_and_a_builtin_is_selected_by_name(install: Install) -> None:
-    install("acme-agent", "acme", AGENT.format(name="acme"))
     assert chosen_agent(PluginSet(), None, "nop") == "nop"
     assert chosen_agent(PluginSet(["oracle"]), None, "mini") == "oracle"
 
@@ -151,7 +155,6 @@ def test_equal_component_names_collide(install: Install) -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        AGENT.format(name="acme"),
         "import a_module_that_is_not_there",
         OPTION.format(flag="--acme-sync", setting="worker.trl.sync"),
     ],
@@ -159,17 +162,53 @@ def test_equal_component_names_collide(install: Install) -> None:
 def test_equal_plugin_names_collide(install: Install, code: str) -> None:
     install("acme-agent", "acme", code)
     install("fake-agent", "acme", code)
+    install("acme-local", "local", AGENT.format(name="acme"))
     with pytest.raises(PluginError, match="taken twice"):
         PluginSet(["acme"])
-    assert PluginSet().plugins["acme"].options == []
+    plugins = PluginSet().plugins
+    assert plugins["acme"].options == []
+    assert (plugins["local"].builtin, plugins["local"].error) == (True, None)
+    assert "taken twice" in (plugins["local (acme-local)"].error or "")
 
 
-def test_plugin_cannot_take_the_name_of_a_builtin(install: Install) -> None:
-    install("acme-local", "local", AGENT.format(name="acme"))
-    plugins = PluginSet()
-    assert plugins.plugins["local"].builtin
-    assert plugins.plugins["local"].error is None
-    assert "taken twice" in (plugins.plugins["local (acme-local)"].error or "")
+@pytest.mark.usefixtures("acme")
+def test_excluded_plugins_are_not_loaded(install: Install) -> None:
+    install("acme-empty", "empty", "")
+    assert allow_list({}) is None
+    assert allow_list({"SWE_PLUGINS": ""}) == []
+    assert "acme" not in PluginSet(extra=["no:acme"]).plugins
+    assert "acme" not in PluginSet(allow=[]).plugins
+    assert "acme" in PluginSet(allow=["acme"]).plugins
+    assert PluginSet().plugins["empty"].error is None
+
+
+@pytest.mark.usefixtures("acme")
+@pytest.mark.parametrize(
+    ("arguments", "find", "says"),
+    [
+        ((["acme"], ["no:acme"]), None, "'acme' is blocked by -p no:acme"),
+        ((["acme"], [], []), None, "'acme' is installed but not in SWE_PLUGINS"),
+        ((["other"], []), "acme", "'acme' is installed but not among --plugins"),
+        ((None, ["no:acme"]), "acme", "'acme' is blocked by -p no:acme"),
+        ((None, [], []), "acme", "'acme' is installed but not in SWE_PLUGINS"),
+        ((["empty"],), None, "'empty' (acme-empty 1.2.3) registers nothing"),
+        ((None, ["not_a_module_at_all"]), None, "cannot be loaded: ModuleNotFoundError"),
+        ((), "docker", "unknown agent 'docker'; there are: acme, "),
+    ],
+)
+def test_plugin_that_cannot_be_had_names_what_excludes_it(
+    install: Install, arguments: tuple[Any, ...], find: str | None, says: str
+) -> None:
+    install("other-agent", "other", AGENT.format(name="other"))
+    install("acme-empty", "empty", "")
+
+    def ask() -> None:
+        plugins = PluginSet(*arguments)
+        if find:
+            plugins.find("agent", find)
+
+    with pytest.raises(PluginError, match=re.escape(says)):
+        ask()
 
 
 def test_missing_known_plugin_names_its_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,62 +217,10 @@ def test_missing_known_plugin_names_its_distribution(monkeypatch: pytest.MonkeyP
         PluginSet(["docker"])
 
 
-def test_blocking_precedes_selection(install: Install) -> None:
-    install("acme-agent", "acme", AGENT.format(name="acme"))
-    assert "acme" not in PluginSet(extra=["no:acme"]).plugins
-    with pytest.raises(PluginError, match=r"'acme' is blocked by -p no:acme"):
-        PluginSet(["acme"], extra=["no:acme"])
-
-
-def test_empty_plugin_cannot_be_selected(install: Install) -> None:
-    install("acme-empty", "empty", "")
-    assert PluginSet().plugins["empty"].error is None
-    with pytest.raises(PluginError, match=r"'empty' \(acme-empty 1.2.3\) registers nothing"):
-        PluginSet(["empty"])
-
-
-def test_allow_list_limits_plugins(install: Install) -> None:
-    install("acme-agent", "acme", AGENT.format(name="acme"))
-    assert allow_list({}) is None
-    assert allow_list({"SWE_PLUGINS": ""}) == []
-    assert "acme" not in PluginSet(allow=[]).plugins
-    assert "acme" in PluginSet(allow=["acme"]).plugins
-    with pytest.raises(PluginError, match="SWE_PLUGINS"):
-        PluginSet(["acme"], allow=[])
-
-
-@pytest.mark.parametrize(
-    ("select", "extra", "allow", "message"),
-    [
-        (["other"], [], None, "'acme' is installed but not among --plugins"),
-        (None, ["no:acme"], None, "'acme' is blocked by -p no:acme"),
-        (None, [], [], "'acme' is installed but not in SWE_PLUGINS"),
-        (["other"], [], ["other"], "'acme' is installed but not in SWE_PLUGINS"),
-    ],
-)
-def test_excluded_component_names_what_excludes_it(
-    install: Install, select: list[str] | None, extra: list[str], allow: list[str] | None, message: str
-) -> None:
-    install("acme-agent", "acme", AGENT.format(name="acme"))
-    install("other-agent", "other", AGENT.format(name="other"))
-    with pytest.raises(PluginError, match=message):
-        PluginSet(select, extra, allow).find("agent", "acme")
-
-
-def test_plugin_of_another_role_is_not_suggested() -> None:
-    with pytest.raises(PluginError, match=r"unknown agent 'docker'; there are: .*mini, .*nop"):
-        PluginSet().find("agent", "docker")
-
-
 def test_failing_component_is_named(load: Load) -> None:
-    code = (
-        "from swe_core import Component, hookimpl\n"
-        "def create(config): raise RuntimeError('no such luck')\n"
-        "@hookimpl\n"
-        "def swe_agents(): return [Component('bad', create)]\n"
-    )
+    code = AGENT.format(name="bad").replace("Spec()", "1 / 0")
     registered = load("unlucky.py", code).find("agent", "bad")
-    with pytest.raises(PluginError, match=r"agent 'bad' of the plugin 'unlucky'.*RuntimeError: no such luck"):
+    with pytest.raises(PluginError, match=r"agent 'bad' of the plugin 'unlucky'.*ZeroDivisionError"):
         ResolvedComponent(registered, Config()).create()
 
 
@@ -306,21 +293,6 @@ def test_file_with_notifications_only_offers_no_component_and_is_fine(load: Load
     plugins = load("listener.py", HOOK + "def swe_rollout_finished(rollout): pass")
     assert plugins.plugins["listener"].components == []
     assert chosen_agent(plugins, None, "mini") == "mini"
-
-
-def test_forgotten_mark_breaks_an_installed_plugin_alone(install: Install) -> None:
-    install("acme-agent", "acme", AGENT.format(name="acme").replace("@hookimpl", ""))
-    plugins = PluginSet()
-    assert "its function swe_agents lacks @hookimpl" in (plugins.plugins["acme"].error or "")
-    with pytest.raises(
-        PluginError, match=r"'acme' \(acme-agent 1.2.3\) is broken: its function swe_agents lacks"
-    ):
-        PluginSet(["acme"])
-
-
-def test_module_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(PluginError, match="cannot be loaded: ModuleNotFoundError"):
-        PluginSet(extra=["not_a_module_at_all"])
 
 
 def test_extra_plugin_must_not_take_a_name(load: Load) -> None:
