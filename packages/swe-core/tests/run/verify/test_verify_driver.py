@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,14 @@ import pytest
 from swe_core.api.grader import Grade, Graded
 from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
-from swe_core.errors import GraderError, ImageNotFound, SandboxDied, SweError
+from swe_core.errors import GraderError, ImageNotFound, SweError
 from swe_core.run.verify.cache import VerifyCache
 from swe_core.run.verify.cheats import chosen
 from swe_core.run.verify.report import TaskVerdict
 from swe_core.run.verify.verify import UNRELATED, Methods, verify_tasks
 
 pytestmark = pytest.mark.anyio
+Answer = Callable[[bytes, int], Grade]
 
 RESOLVED = Grade(resolved=True, fail_to_pass={"t": "PASSED"})
 NOT = Grade(resolved=False, reason="1 of 1 tests fail", fail_to_pass={"t": "FAILED"})
@@ -68,48 +69,44 @@ async def test_verify_accepts_usable_task(make_task: Any, methods: Any, scripted
     assert root.startswith(b"diff --git a/conftest.py b/conftest.py\nnew file mode 100644\n")
 
 
+def is_gold(patch: bytes) -> bool:
+    return b"a + b" in patch
+
+
+def third(other: Grade, applies: Callable[[bytes], bool]) -> Answer:
+    """Honest, but for the third grading of such a patch."""
+    return lambda patch, number: other if number == 2 and applies(patch) else honest(patch, number)
+
+
+XFAIL = Grade(resolved=True, fail_to_pass={"t": "XFAIL"})
+
+
 @pytest.mark.parametrize(
-    ("answer", "expected", "reason"),
+    ("answer", "repeat", "expected", "reason"),
     [
-        (lambda patch, _: NOT, "broken_gold", "the gold patch does not resolve it: 1 of 1 tests fail"),
-        (lambda patch, _: RESOLVED, "unbroken", UNBROKEN),
-        (lambda patch, n: honest(patch, n) if patch else RESOLVED, "unbroken", UNBROKEN),
-        (lambda patch, n: RESOLVED if b"makereport" in patch else honest(patch, n), "cheatable",
+        (lambda *_: NOT, 1, "broken_gold", "the gold patch does not resolve it: 1 of 1 tests fail"),
+        (lambda *_: RESOLVED, 1, "unbroken", UNBROKEN),
+        (lambda patch, n: honest(patch, n) if patch else RESOLVED, 1, "unbroken", UNBROKEN),
+        (lambda patch, n: RESOLVED if b"makereport" in patch else honest(patch, n), 1, "cheatable",
          "patches that fix nothing resolve it: conftest-root"),
+        (third(NOT, is_gold), 2, "usable", ""),
+        (third(NOT, is_gold), 5, "flaky",
+         "the gold patch resolved it in try 1 and not in try 3: 1 of 1 tests fail"),
+        (third(XFAIL, is_gold), 5, "flaky", "with the gold patch these tests end in different ways: 't'"),
+        (third(RESOLVED, lambda patch: patch == UNRELATED), 5, "flaky",
+         f"{WITHOUT} resolved it in try 3 and not in try 1: 1 of 1 tests fail"),
     ],
-    ids=["gold fails", "all resolves", "the empty patch resolves", "a conftest resolves"],
+    ids=["gold fails", "all resolves", "the empty patch resolves", "a conftest resolves", "two tries",
+         "gold is flaky", "a test of gold is flaky", "no fix is flaky"],
 )  # fmt: skip
 async def test_verdict_follows_from_the_grades(
-    make_task: Any, methods: Any, scripted: Any, answer: Any, expected: str, reason: str
+    make_task: Any, methods: Any, scripted: Any, answer: Answer, repeat: int, expected: str, reason: str
 ) -> None:
-    verdict = await one(methods(scripted(answer), TWO), make_task())
+    verdict = await one(methods(scripted(answer), TWO[:1], repeat), make_task())
     assert (verdict.verdict, verdict.reason) == (expected, reason)
     stolen = {check.name: check.patch for check in verdict.checks if check.patch is not None}
     assert stolen.keys() == ({"conftest-root"} if expected == "cheatable" else set())
     assert all("makereport" in patch for patch in stolen.values())
-
-
-@pytest.mark.parametrize(
-    ("other", "reason"),
-    [
-        (lambda patch: NOT if b"a + b" in patch else None,
-         "the gold patch resolved it in try 1 and not in try 3: 1 of 1 tests fail"),
-        (lambda patch: Grade(resolved=True, fail_to_pass={"t": "XFAIL"}) if b"a + b" in patch else None,
-         "with the gold patch these tests end in different ways: 't'"),
-        (lambda patch: RESOLVED if patch == UNRELATED else None,
-         f"{WITHOUT} resolved it in try 3 and not in try 1: 1 of 1 tests fail"),
-    ],
-    ids=["gold", "a test of gold", "no fix"],
-)  # fmt: skip
-async def test_verify_detects_flaky_task(
-    make_task: Any, methods: Any, scripted: Any, other: Any, reason: str
-) -> None:
-    def answer(patch: bytes, number: int) -> Grade:
-        return (other(patch) if number == 2 else None) or honest(patch, number)
-
-    assert (await one(methods(scripted(answer), repeat=2), make_task())).verdict == "usable"
-    verdict = await one(methods(scripted(answer), repeat=5), make_task())
-    assert (verdict.verdict, verdict.reason) == ("flaky", reason)
 
 
 async def test_task_without_gold_patch_is_broken(make_task: Any, methods: Any, scripted: Any) -> None:
@@ -118,26 +115,21 @@ async def test_task_without_gold_patch_is_broken(make_task: Any, methods: Any, s
     assert verdict.reason == "the row has no gold patch: nothing shows that it can be resolved"
 
 
-@pytest.mark.parametrize(
-    ("log", "status", "said"),
-    [
-        (b"E   ModuleNotFoundError: No module named 'sure'\nE   second\n", "FAILED",
-         "the first error is \"ModuleNotFoundError: No module named 'sure'\""),
-        (b"no tests ran\n", "MISSING", "1 of 1 test was not collected"),
-        (b"no tests ran\n", "FAILED", None),
-    ],
-)  # fmt: skip
-async def test_report_says_why_a_gold_patch_is_broken(
-    make_task: Any, methods: Any, log: bytes, status: Any, said: str | None
-) -> None:
+async def test_report_says_why_a_gold_patch_is_broken(make_task: Any, methods: Any) -> None:
     class Failing:
         async def grade(self, *args: object) -> Graded:
-            grade = Grade(resolved=False, reason="1 of 1 tests fail", fail_to_pass={"t": status})
-            return Graded(grade=grade, log=log)
+            grade = Grade(resolved=False, reason="1 of 1 tests fail", fail_to_pass={"t": "MISSING"})
+            return Graded(grade=grade, log=b"E   ModuleNotFoundError: No module named 'sure'\nE   second\n")
 
     verdict = await one(methods(Failing()), make_task())
-    wanted = ["the gold patch does not resolve it: 1 of 1 tests fail", *([said] if said else [])]
-    assert (verdict.verdict, verdict.reason.split("; ")) == ("broken_gold", wanted)
+    assert (verdict.verdict, verdict.reason.split("; ")) == (
+        "broken_gold",
+        [
+            "the gold patch does not resolve it: 1 of 1 tests fail",
+            "the first error is \"ModuleNotFoundError: No module named 'sure'\"",
+            "1 of 1 test was not collected",
+        ],
+    )
 
 
 class Refusing:
@@ -156,7 +148,6 @@ class Refusing:
     ("error", "expected"),
     [
         (ImageNotFound("the image 'x' is absent"), "missing_image"),
-        (SandboxDied("the sandbox is gone"), "error"),
         (RuntimeError("a bug of a plugin"), "error"),
     ],
 )
@@ -171,21 +162,21 @@ async def test_sandbox_failure_is_an_error_of_its_task(
     assert entries(tmp_path) == []
 
 
-async def test_failing_task_does_not_end_the_others(make_task: Any, methods: Any, scripted: Any) -> None:
-    error = KeyError("a bug")
-    grader = scripted(lambda patch, number: error if number == 0 and b"a + b" in patch else honest(patch, 0))
-    tasks = [make_task(), make_task(instance_id="t__adder-2")]
-    found = await verified(methods(grader), *tasks, concurrency=1)
-    assert [verdict.verdict for verdict, _ in found] == ["error", "usable"]
+async def test_failing_grader_ends_its_task_alone_and_a_failing_cheat_proves_nothing(
+    make_task: Any, methods: Any, scripted: Any
+) -> None:
+    def answer(patch: bytes, number: int) -> Grade | Exception:
+        if b"makereport" in patch and number == 0:
+            return GraderError("no")
+        return KeyError("a bug") if number == 0 and is_gold(patch) else honest(patch, 0)
 
-
-async def test_failing_cheat_proves_nothing(make_task: Any, methods: Any, scripted: Any) -> None:
-    grader = scripted(lambda patch, number: GraderError("no") if b"makereport" in patch else honest(patch, 0))
-    assert (await one(methods(grader, TWO), make_task())).verdict == "error"
+    tasks = [make_task(instance_id=f"t__adder-{number}") for number in range(3)]
+    found = await verified(methods(scripted(answer), TWO[:1]), *tasks, concurrency=1)
+    assert [verdict.verdict for verdict, _ in found] == ["error", "error", "usable"]
 
 
 async def test_cached_result_is_not_graded_again(
-    make_task: Any, methods: Any, scripted: Any, tmp_path: Path
+    make_task: Any, methods: Any, scripted: Any, tmp_path: Path, repository: Path
 ) -> None:
     cache, task, grader = VerifyCache(tmp_path), make_task(), scripted(honest)
     ((first, known),) = await verified(methods(grader), task, cache=cache)
@@ -203,22 +194,15 @@ async def test_cached_result_is_not_graded_again(
     ]
     for other, row in others:
         assert [known for _, known in await verified(other, row, cache=cache)] == [False]
-    for entry in entries(tmp_path):
-        entry.write_bytes(entry.read_bytes()[:-1])
-    assert [known for _, known in await verified(methods(grader), task, cache=cache)] == [False]
-
-
-async def test_cache_key_includes_repository_files(
-    make_task: Any, methods: Any, scripted: Any, tmp_path: Path, repository: Path
-) -> None:
-    cache, grader = VerifyCache(tmp_path), scripted(honest)
-    await verified(methods(grader), make_task(), cache=cache)
     extra = repository / "extra.txt"
     extra.write_text("new")
     try:
-        assert [known for _, known in await verified(methods(grader), make_task(), cache=cache)] == [False]
+        assert [known for _, known in await verified(methods(grader), task, cache=cache)] == [False]
     finally:
         extra.unlink()
+    for entry in entries(tmp_path):
+        entry.write_bytes(entry.read_bytes()[:-1])
+    assert [known for _, known in await verified(methods(grader), task, cache=cache)] == [False]
 
 
 class Counting:
