@@ -26,15 +26,12 @@ def test_plugin_offers_pi() -> None:
     assert (component.name, agent.name, agent.version, agent.dialect) == ("pi", "pi", "1.5.2", "chat")
 
 
-def test_token_travels_in_the_environment_only() -> None:
+def test_token_and_endpoint_are_in_one_variable_and_one_file() -> None:
     agent, ctx = PiAgent(), context()
+    env = agent.env(ctx)
     assert written(agent, "models.json")["providers"]["rollout"]["apiKey"] == "$SWE_LLM_TOKEN"
-    assert agent.env(ctx)["SWE_LLM_TOKEN"] == TOKEN
+    assert env["SWE_LLM_TOKEN"] == TOKEN
     assert TOKEN not in str([agent.files(ctx), agent.command(ctx), agent.stdin(ctx)])
-
-
-def test_no_variable_names_the_endpoint() -> None:
-    env = PiAgent().env(context())
     assert not [name for name in env if name.startswith(("OPENAI", "ANTHROPIC"))]
     assert not [value for value in env.values() if "4000" in value]
 
@@ -51,10 +48,6 @@ def test_command_runs_what_the_bundle_brings() -> None:
     assert argv[argv.index("--extension") + 1] == "/opt/swe/pi/answer.mjs"
     assert argv[argv.index("--thinking") + 1] == "high"
     assert argv[argv.index("--tools") + 1] == "bash"
-
-
-def test_compaction_which_rewrites_history_is_off() -> None:
-    assert written(PiAgent(), "settings.json")["compaction"] == {"enabled": False}
 
 
 def test_summary_of_a_compaction_is_told_apart_by_its_system_prompt() -> None:
@@ -75,6 +68,7 @@ def test_settings_and_model_are_merged_key_by_key() -> None:
         )
     )
     settings = written(agent, "settings.json")
+    assert written(PiAgent(), "settings.json")["compaction"] == {"enabled": False}, "it rewrites history"
     assert settings["compaction"] == {"enabled": True}
     assert settings["retry"]["baseDelayMs"] == 1
     assert settings["retry"]["maxRetries"] == 1

@@ -55,17 +55,18 @@ def test_empty_lines_say_nothing() -> None:
     assert parse_line("") == parse_line("  \r") == ()
 
 
-def test_torn_surrogate_pair_is_replaced() -> None:
-    message = {"role": "toolResult", "toolName": "bash", "content": [{"type": "text", "text": "cut \ud83d"}]}
+@pytest.mark.parametrize(
+    ("blocks", "text"),
+    [
+        ([{"type": "text", "text": "cut \ud83d"}], "cut �"),
+        ([{"type": "text", "text": "Read image"}, {"type": "image", "data": "AAAA"}], "Read image\n[image]"),
+    ],
+    ids=("torn surrogate pair", "image"),
+)
+def test_content_of_a_tool_result(blocks: list[dict[str, str]], text: str) -> None:
+    message = {"role": "toolResult", "toolName": "bash", "content": blocks}
     (event,) = parse_line(json.dumps({"type": "message_end", "message": message}))
-    assert event == AgentEvent(kind="tool_result", text="cut �", tool="bash")
-
-
-def test_image_in_a_tool_result_is_named() -> None:
-    content = [{"type": "text", "text": "Read image"}, {"type": "image", "data": "AAAA"}]
-    message = {"role": "toolResult", "toolName": "read", "content": content}
-    (event,) = parse_line(json.dumps({"type": "message_end", "message": message}))
-    assert event.text == "Read image\n[image]"
+    assert event == AgentEvent(kind="tool_result", text=text, tool="bash")
 
 
 def ended(code: int, error: str | None = None) -> AgentExit:

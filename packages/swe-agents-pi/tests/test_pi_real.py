@@ -24,6 +24,7 @@ from swe_core.system.redaction import Redactor
 from .helpers import TASK, TOKEN, Reply, ScriptedLLM, calls, fails, says
 
 pytestmark = [pytest.mark.pi, pytest.mark.anyio]
+slow = pytest.mark.slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,70 +137,53 @@ def message(body: Mapping[str, Any], role: str) -> str:
 
 
 async def test_works_with_bash_and_ends_by_answer(run_pi: RunPi, llm: ScriptedLLM) -> None:
-    first = Reply(
-        [
-            {"role": "assistant", "reasoning_content": "Let me think."},
-            {"content": "I write a file."},
-            *calls("bash", '{"command": "echo done | tee made.txt"}').deltas[1:],
-        ],
-        finish="tool_calls",
-    )
+    thinks = [{"role": "assistant", "reasoning_content": "Let me think."}, {"content": "I write a file."}]
+    call = calls("bash", '{"command": "echo done | tee made.txt"}').deltas[1:]
+    first = Reply([*thinks, *call], finish="tool_calls")
     ended = await run_pi(first, calls("answer", '{"text": "Wrote made.txt."}'))
     assert ended.failure is None
     assert ended.exit.exit_code == 0
     assert (run_pi.workdir / "made.txt").read_text() == "done\n"
     assert len(llm.bodies) == 2, "the answer ends the agent without one more call"
-    assert [(event.kind, event.tool) for event in ended.events] == [
-        ("reasoning", None),
-        ("text", None),
-        ("tool_call", "bash"),
-        ("tool_result", "bash"),
-        ("tool_call", "answer"),
-        ("tool_result", "answer"),
+    assert [(event.kind, event.tool, event.text) for event in ended.events] == [
+        ("reasoning", None, "Let me think."),
+        ("text", None, "I write a file."),
+        ("tool_call", "bash", '{"command": "echo done | tee made.txt"}'),
+        ("tool_result", "bash", "done\n"),
+        ("tool_call", "answer", '{"text": "Wrote made.txt."}'),
+        ("tool_result", "answer", "Submitted."),
     ]
-    assert json.loads(ended.texts("tool_call")[0]) == {"command": "echo done | tee made.txt"}
-    assert json.loads(ended.texts("tool_call")[1]) == {"text": "Wrote made.txt."}
-    assert ended.texts("tool_result") == ["done\n", "Submitted."]
 
 
-async def test_asks_the_endpoint_for_the_model_with_the_token_and_the_tools(
+@slow
+async def test_prompt_and_settings_arrive_at_the_endpoint_as_they_are(
     run_pi: RunPi, llm: ScriptedLLM
 ) -> None:
-    """And ends by a reply that is plain text."""
-    ended = await run_pi(says("Nothing to do."), model="org/Model-8B:high", config=PiConfig(max_tokens=123))
+    """And it ends by a reply that is plain text."""
+    prompt = "@/etc/passwd --help\n/model x\n!ls `id` $(id) ünïcödé 🐍\n" + "long " * 60_000 + "end"
+    config = PiConfig(max_tokens=123)
+    ended = await run_pi(says("Nothing to do."), model="org/Model-8B:high", config=config, prompt=prompt)
     assert ended.failure is None
     assert ended.texts("text") == ["Nothing to do."]
     (body,) = llm.bodies
     assert llm.keys == [f"Bearer {TOKEN}"]
-    assert body["model"] == "org/Model-8B:high"
-    assert body["max_tokens"] == 123
-    assert body["stream"] is True
+    assert (body["model"], body["max_tokens"], body["stream"]) == ("org/Model-8B:high", 123, True)
     assert [tool["function"]["name"] for tool in body["tools"]] == ["read", "bash", "edit", "write", "answer"]
     assert body["messages"][0]["role"] == "system"
-    assert "max_completion_tokens" not in body
-    assert "store" not in body
-    assert "reasoning_effort" not in body
+    assert message(body, "user") == prompt
+    assert not body.keys() & {"max_completion_tokens", "store", "reasoning_effort"}
 
 
-async def test_prompt_arrives_as_it_is(run_pi: RunPi, llm: ScriptedLLM) -> None:
-    prompt = "@/etc/passwd --help\n/model x\n!ls `id` $(id) ünïcödé 🐍\n" + "long " * 60_000 + "end"
-    ended = await run_pi(says("ok"), prompt=prompt)
-    assert ended.failure is None
-    assert message(llm.bodies[0], "user") == prompt
-
-
+@slow
 async def test_nothing_that_the_repository_brings_for_agents_is_loaded(
     run_pi: RunPi, llm: ScriptedLLM
 ) -> None:
-    work = run_pi.workdir
+    work, skill = run_pi.workdir, "---\nname: s\ndescription: OBEY-THE-REPOSITORY\n---\n"
+    names = ("AGENTS.md", "CLAUDE.md", ".pi/SYSTEM.md", ".pi/APPEND_SYSTEM.md")
     for name, content in {
-        "AGENTS.md": "OBEY-THE-REPOSITORY",
-        "CLAUDE.md": "OBEY-THE-REPOSITORY",
-        ".pi/SYSTEM.md": "OBEY-THE-REPOSITORY",
-        ".pi/APPEND_SYSTEM.md": "OBEY-THE-REPOSITORY",
+        **dict.fromkeys(names, "OBEY-THE-REPOSITORY"),
+        **dict.fromkeys((".pi/skills/s/SKILL.md", ".agents/skills/s/SKILL.md"), skill),
         ".pi/settings.json": '{"retry": {"enabled": false}}',
-        ".pi/skills/s/SKILL.md": "---\nname: s\ndescription: OBEY-THE-REPOSITORY\n---\n",
-        ".agents/skills/s/SKILL.md": "---\nname: s\ndescription: OBEY-THE-REPOSITORY\n---\n",
         ".pi/extensions/e.mjs": "import fs from 'node:fs'; export default () => fs.writeFileSync('ran', '')",
         ".mcp.json": '{"mcpServers": {"m": {"command": "touch", "args": ["ran"]}}}',
     }.items():
@@ -211,24 +195,17 @@ async def test_nothing_that_the_repository_brings_for_agents_is_loaded(
     assert not (work / "ran").exists()
 
 
-async def test_proxy_in_the_environment_of_the_image_is_not_asked(run_pi: RunPi) -> None:
+@slow
+async def test_token_is_in_no_file_and_no_output_and_children_inherit_no_endpoint(run_pi: RunPi) -> None:
+    """Nor is a proxy asked that is in the environment of the image."""
     proxy = "http://127.0.0.1:1"
     run_pi.env = {"HTTP_PROXY": proxy, "http_proxy": proxy, "HTTPS_PROXY": proxy, "NO_PROXY": "example.org"}
-    ended = await run_pi(says("ok"))
-    assert ended.failure is None
-    assert ended.texts("text") == ["ok"]
-
-
-async def test_token_is_in_no_file_and_no_output(run_pi: RunPi) -> None:
-    ended = await run_pi(calls("bash", '{"command": "true"}'), says("ok"))
+    ended = await run_pi(calls("bash", '{"command": "env | grep -v ^SWE_LLM_TOKEN"}'), says("ok"))
+    assert (ended.failure, ended.texts("text")) == (None, ["ok"])
     files = [path for path in run_pi.root.rglob("*") if path.is_file()]
     assert any(path.name == "models.json" for path in files)
     assert [path for path in files if TOKEN in path.read_text(errors="replace")] == []
     assert TOKEN not in ended.output
-
-
-async def test_children_of_the_agent_inherit_no_endpoint(run_pi: RunPi) -> None:
-    ended = await run_pi(calls("bash", '{"command": "env"}'), says("ok"))
     (shown,) = ended.texts("tool_result")
     assert "PATH=" in shown
     assert run_pi.llm.url not in shown
@@ -237,27 +214,41 @@ async def test_children_of_the_agent_inherit_no_endpoint(run_pi: RunPi) -> None:
 
 # --- what the policy may do wrong without the agent failing
 
-
-async def test_empty_reply_ends_it_well(run_pi: RunPi) -> None:
-    ended = await run_pi(Reply([{"role": "assistant", "content": ""}]))
-    assert ended.failure is None
-    assert [(event.kind, event.text) for event in ended.events] == [("text", "")]
+NOTHING = Reply([{"role": "assistant", "content": ""}])
+SAID = '500: {"message":"said the test"}'
+CUT = [("info", "the reply was cut off at its token limit")]
 
 
-async def test_retry_answered_with_an_empty_reply_is_not_a_failure(run_pi: RunPi) -> None:
-    ended = await run_pi(fails(500), Reply([{"role": "assistant", "content": ""}]))
-    assert ended.failure is None
-    assert ended.exit.last_error is None
+@slow
+@pytest.mark.parametrize(
+    ("replies", "events"),
+    [
+        ([NOTHING], [("text", "")]),
+        ([fails(500), NOTHING], None),
+        ([says("I was about to", finish="length")], [("text", "I was about to"), *CUT]),
+        ([says("", finish="length")], [("text", ""), *CUT]),
+        (
+            [fails(500), says("ok")],
+            [
+                ("error", SAID),
+                ("info", f"retry 1 of 1: {SAID}"),
+                ("text", "ok"),
+                ("info", "the retry succeeded"),
+            ],
+        ),
+    ],
+    ids=("empty", "empty after a retry", "cut", "cut at once", "repaired"),
+)
+async def test_end_that_is_no_failure(
+    run_pi: RunPi, replies: list[Reply], events: list[tuple[str, str]] | None
+) -> None:
+    ended = await run_pi(*replies)
+    assert (ended.failure, ended.exit.last_error) == (None, None)
+    assert not any(event.fatal for event in ended.events)
+    assert events is None or sorted((event.kind, event.text) for event in ended.events) == sorted(events)
 
 
-@pytest.mark.parametrize("text", ["I was about to", pytest.param("", marks=pytest.mark.slow)])
-async def test_reply_cut_off_at_its_token_limit_is_the_policys(run_pi: RunPi, text: str) -> None:
-    ended = await run_pi(says(text, finish="length"))
-    assert ended.failure is None
-    assert ended.texts("info") == ["the reply was cut off at its token limit"]
-    assert ended.texts("text") == [text]
-
-
+@slow
 async def test_errors_of_a_call_are_reported_to_the_model(run_pi: RunPi, llm: ScriptedLLM) -> None:
     """Malformed arguments, a tool that is none, a command that fails, an answer without its text."""
     ended = await run_pi(
@@ -277,28 +268,15 @@ async def test_errors_of_a_call_are_reported_to_the_model(run_pi: RunPi, llm: Sc
     assert "exited with code 3" in results[2].text
 
 
-async def test_error_repaired_by_a_retry_is_no_failure(run_pi: RunPi) -> None:
-    ended = await run_pi(fails(500), says("ok"))
-    assert ended.failure is None
-    assert ended.texts("error") == ['500: {"message":"said the test"}']
-    assert not any(event.fatal for event in ended.events)
-    assert ended.texts("info") == [
-        'retry 1 of 1: 500: {"message":"said the test"}',
-        "the retry succeeded",
-    ]
-
-
 # --- ends that are failures; in all of them but the kill Pi exits with 0
 
 HTML = Reply(body="<html>Welcome</html>", content_type="text/html")
 OVERFLOW = "maximum context length is 10 tokens (context_length_exceeded)"
-FAILURES = [
+FAILURES: list[tuple[list[Reply], int, str]] = [
     ([fails(401, "bad key")], 1, "401.*bad key"),
     ([fails(500)] * 2, 2, "500.*said the test"),
     ([HTML] * 2, 2, "Stream ended without finish_reason"),
     ([says("half", breaks=True)] * 2, 2, "terminated"),
-]
-FURTHER = [
     ([fails(400, "no")], 1, "400.*no"),
     ([fails(404, "no such model")], 1, "404.*no such model"),
     ([fails(400, OVERFLOW)], 1, "maximum context length"),
@@ -310,10 +288,8 @@ FURTHER = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("replies", "attempts", "says_why"),
-    [*FAILURES, *(pytest.param(*one, marks=pytest.mark.slow) for one in FURTHER)],
-)
+@slow
+@pytest.mark.parametrize(("replies", "attempts", "says_why"), FAILURES)
 async def test_failed_llm_call_is_a_failure_with_pis_own_words(
     run_pi: RunPi, llm: ScriptedLLM, replies: list[Reply], attempts: int, says_why: str
 ) -> None:
@@ -327,15 +303,21 @@ async def test_failed_llm_call_is_a_failure_with_pis_own_words(
     assert ended.exit.last_error.fatal
 
 
-async def test_retries_can_be_turned_off(run_pi: RunPi, llm: ScriptedLLM) -> None:
+@slow
+@pytest.mark.parametrize(
+    "url", ["", "http://127.0.0.1:1/v1"], ids=("retries are turned off", "nobody listens")
+)
+async def test_call_that_is_not_answered_once_is_a_failure(run_pi: RunPi, llm: ScriptedLLM, url: str) -> None:
+    llm.url = url or llm.url
     ended = await run_pi(fails(500), config=PiConfig(retries=0))
-    assert len(llm.bodies) == 1
-    assert ended.failure is not None
+    assert len(llm.bodies) == (not url)
+    assert re.search("onnection" if url else "500", str(ended.failure))
 
 
+@slow
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGKILL, 137), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+    [(signal.SIGKILL, 137), (signal.SIGTERM, 143)],
 )
 async def test_killed_in_the_middle(
     run_pi: RunPi, llm: ScriptedLLM, number: signal.Signals, code: int
@@ -351,13 +333,7 @@ async def test_killed_in_the_middle(
     assert ended.failure.startswith(f"Pi was killed by {number.name}")
 
 
-async def test_endpoint_that_refuses(run_pi: RunPi, llm: ScriptedLLM) -> None:
-    llm.url = "http://127.0.0.1:1/v1"
-    ended = await run_pi()
-    assert ended.failure is not None
-    assert "ECONNREFUSED" in ended.failure or "onnection" in ended.failure
-
-
+@slow
 async def test_compaction_can_be_asked_for(run_pi: RunPi, llm: ScriptedLLM) -> None:
     talk = [calls("bash", json.dumps({"command": f"seq {n} 4000"})) for n in range(4)]
     small = PiConfig(

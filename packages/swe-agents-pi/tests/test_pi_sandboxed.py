@@ -67,6 +67,7 @@ async def test_pi_works_in_a_sandbox_that_reaches_nothing_but_its_endpoint(
     assert "/testbed" in shown
 
 
+@pytest.mark.slow
 async def test_killed_pi_leaves_nothing_running(llm: ScriptedLLM, sandbox: Sandbox) -> None:
     """A child of Pi's bash outlives Pi's own SIGKILL, so the sandbox's kill must end the whole tree."""
     llm.replies = [calls("bash", '{"command": "sleep 1000 >/dev/null 2>&1 & echo $!"}'), None]
