@@ -116,11 +116,11 @@ def test_show_prints_every_part(run: Run) -> None:
     assert "t.py::b" not in text
 
 
-@pytest.mark.parametrize("options", [(), ("--turns",), ("--full",)])
-def test_show_strips_terminal_controls(run: Run, options: tuple[str, ...]) -> None:
-    text = run.show(ID, *options)
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
-    assert "c3RvbGVu" not in text
+def test_show_strips_terminal_controls(run: Run) -> None:
+    for options in ((), ("--turns",), ("--full",)):
+        text = run.show(ID, *options)
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
+        assert "c3RvbGVu" not in text
 
 
 def test_show_without_a_rollout_lists_them_in_natural_order(run: Run) -> None:
@@ -185,39 +185,31 @@ def test_show_tests_has_the_failing_assertion(run: Run) -> None:
     assert "E         8" in run.show("failed-0", "--tests", "--full")
 
 
-@pytest.mark.parametrize(
-    ("option", "has"),
-    [("--transcript", "I look."), ("--diff", "+new"), ("--tests", "t.py::d"), ("--turns", "1,234")],
-)
-def test_show_prints_a_single_part(run: Run, option: str, has: str) -> None:
-    text = run.show(ID, option)
+def test_show_prints_the_parts_that_are_asked_for_and_cuts_none_with_full(run: Run) -> None:
     parts = ("I look.", "+new", "t.py::d", "1,234", "task-1-0: unresolved")
-    assert [part for part in parts if part in text] == [has]
-
-
-def test_show_combines_parts_and_cuts_none_with_full(run: Run) -> None:
-    text = run.show(ID, "--diff", "--turns")
-    assert "+new" in text
+    for options, has in (
+        (("--transcript",), ["I look."]),
+        (("--diff", "--turns"), ["+new", "1,234"]),
+        (("--tests",), ["t.py::d"]),
+    ):
+        text = run.show(ID, *options)
+        assert [part for part in parts if part in text] == has
+    text = run.show(ID, "--turns")
     assert re.search(r"0 +1\.5 +1,234 +56 +2 +stop", text)
     assert re.search(r"1 +0\.5 +0 +0 +1 +the provider says no", text)
-    assert "I look." not in text
     text = run.show(ID, "--full")
     assert "line 99" in text
     assert "PASSED  t.py::b" in text
     assert "more lines" not in text
 
 
-def test_show_prints_an_error_without_files(run: Run) -> None:
-    failure = Failure(boundary="sandbox", type="SandboxDied", message="it is gone")
-    run.rollout("dead-0", outcome="error", reward=None, failure=failure)
+def test_show_prints_an_error_without_files_and_an_unfinished_rollout(run: Run) -> None:
+    run.rollout("dead-0", outcome="error", reward=None, failure=DIED)
     text = run.show("dead-0")
     for said in ("dead-0: error\n", "sandbox: it is gone", "The agent has none.", "There is no patch.",
                  "There is no grade."):  # fmt: skip
         assert said in text
     assert "The host answered no LLM call." in run.show("dead-0", "--turns")
-
-
-def test_show_prints_an_unfinished_rollout(run: Run) -> None:
     run.rollout("going-0", finished=False, events=[AgentEvent(kind="text", text="Hello.")])
     text = run.show("going-0")
     assert "going-0: not finished" in text
@@ -254,20 +246,19 @@ def test_show_names_damaged_transcript_line(run: Run) -> None:
         run.show()
 
 
-def on_a_terminal(run: Run, **environment: str) -> str:
+@pytest.mark.slow
+def test_show_uses_colours_and_pager_on_a_terminal_but_not_with_no_color(run: Run) -> None:
     command = [str(Path(sys.executable).parent / "swe-core"), "show", str(run.directory.path), ID]
-    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "PAGER": "cat", **environment}
-    if "NO_COLOR" not in environment:
-        env.pop("NO_COLOR", None)
-    with pseudo_terminal() as (terminal, shown):
-        subprocess.run(
-            command, stdin=terminal, stdout=terminal, stderr=terminal, env=env, check=True, timeout=180
-        )
-    return shown.decode()
+    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "PAGER": "sed s/^/paged:/"}
+    env.pop("NO_COLOR", None)
 
+    def on_a_terminal(**environment: str) -> str:
+        with pseudo_terminal() as (terminal, shown):
+            ends: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+            subprocess.run(command, **ends, env={**env, **environment}, check=True, timeout=180)
+        return shown.decode()
 
-def test_show_uses_colours_and_pager_on_a_terminal(run: Run) -> None:
-    text = on_a_terminal(run, PAGER="sed s/^/paged:/")
+    text = on_a_terminal()
     assert "paged:" in text
     removed, added = (re.search(rf"((?:\x1b\[[0-9;]*m)+){line}", text) for line in (r"-old", r"\+new"))
     assert removed
@@ -276,10 +267,6 @@ def test_show_uses_colours_and_pager_on_a_terminal(run: Run) -> None:
     left = re.sub(r"\x1b\[[0-9;]*m", "", text)  # colours, which are ours
     assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", left)
     assert "c3RvbGVu" not in left
-
-
-@pytest.mark.slow
-def test_show_respects_no_color(run: Run) -> None:
-    text = on_a_terminal(run, NO_COLOR="1")
+    text = on_a_terminal(NO_COLOR="1")
     assert "+new" in text
     assert not re.search(r"\x1b\[3\d", text)
