@@ -33,11 +33,11 @@ def ran(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return run
 
 
-@pytest.mark.parametrize("args", [(), ("tasks",)])
-def test_group_without_a_command_prints_its_help(ran: Ran, args: tuple[str, ...]) -> None:
-    code, _, err = ran(*args)
-    assert code == 2
-    assert err.startswith("Usage: swe-core")
+def test_group_without_a_command_prints_its_help(ran: Ran) -> None:
+    for args in ((), ("tasks",)):
+        code, _, err = ran(*args)
+        assert code == 2
+        assert err.startswith("Usage: swe-core")
 
 
 def test_interrupt_is_named(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,14 +86,10 @@ def test_doctor_says_what_it_saw_of_an_agent(tmp_path: Path) -> None:
     assert seen["end"] == ("by itself, with exit code 0", "")
 
 
-def test_doctor_counts_auxiliary_calls_that_the_agent_names(tmp_path: Path) -> None:
-    seen = look(tmp_path, auxiliary='"title" if not request.tools else None')
-    assert seen["auxiliary calls"] == ("title (1)", "")
-    assert seen["history"] == ("each call continues an earlier one", "")
-
-
-def test_doctor_names_a_rewritten_history_and_a_failure(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_doctor_names_auxiliary_calls_a_rewritten_history_and_a_failure(tmp_path: Path) -> None:
     seen = look(tmp_path, auxiliary='"title" if not request.tools else None', rewrites=True, code=3)
+    assert seen["auxiliary calls"] == ("title (1)", "")
     assert seen["history"][0] == "2 calls continue no earlier one"
     assert "exited with code 3" in seen["end"][1]
 

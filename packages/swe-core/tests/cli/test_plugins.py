@@ -72,12 +72,20 @@ def test_list_wraps_no_line_in_a_pipe() -> None:
     assert lines[-1] == "`swe-core plugins NAME` shows one with its settings."
 
 
-def test_plugin_is_shown_with_its_settings() -> None:
+def test_plugin_is_shown_with_its_settings_and_options(file: str) -> None:
     text = said("vllm")
     assert text.startswith("vllm: a plugin, built in\nHooks: swe_checks, swe_engines\n")
     assert "Choose it with --engine vllm." in text
     (line,) = [line for line in text.splitlines() if line.startswith("top_p ")]
     assert " ".join(line.split()) == "top_p number, above 0, at most 1 1.0 nucleus sampling threshold"
+    text = said("mine", "-p", file)
+    assert f"mine: a plugin, {file}\n" in text
+    assert "  --mine-mode MODE: How it runs. (the setting agent.mine.mode)\n" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("program ")]
+    assert line.split() == ["program", "path", "required", "what", "runs"]
+    assert "\x1b" not in text
+    assert "agent other\n" in text
+    assert "It has no settings." in text
 
 
 def test_component_is_shown_without_the_others_of_its_plugin() -> None:
@@ -89,20 +97,8 @@ def test_component_is_shown_without_the_others_of_its_plugin() -> None:
     assert "agent nop" in said("agents")
 
 
-def test_plugin_of_a_file_is_shown_with_its_options(file: str) -> None:
-    text = said("mine", "-p", file)
-    assert f"mine: a plugin, {file}\n" in text
-    assert "  --mine-mode MODE: How it runs. (the setting agent.mine.mode)\n" in text
-    (line,) = [line for line in text.splitlines() if line.startswith("program ")]
-    assert line.split() == ["program", "path", "required", "what", "runs"]
-    assert "--set agent.mine.program=VALUE" in text
-    assert "\x1b" not in text
-    assert "agent other\n" in text
-    assert "It has no settings." in text
-
-
-@pytest.mark.parametrize("name", ["mini", "swe"])
-def test_shown_ways_set_a_setting(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shown_ways_set_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "mini"
     lines = [line.strip() for line in said(name).partition("Each of these sets one:\n")[2].splitlines()]
     option, variable, table, assignment = lines[:4]
     config = tmp_path / "settings.toml"

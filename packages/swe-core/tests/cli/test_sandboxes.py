@@ -82,14 +82,9 @@ def sandboxes(*args: str) -> Result:
     return CliRunner().invoke(cli, ["sandboxes", *args], catch_exceptions=False)
 
 
-def test_empty_list_says_so() -> None:
-    done = sandboxes("list")
-    assert (done.exit_code, done.stdout) == (0, "There are no sandboxes.\n")
-    assert json.loads(sandboxes("list", "--json").stdout) == []
-    assert sandboxes("reap").stdout == "Removed 0 sandboxes.\n"
-
-
 def test_reap_removes_sandboxes_of_dead_runs_only() -> None:
+    assert sandboxes("list").stdout == "There are no sandboxes.\n"
+    assert json.loads(sandboxes("list", "--json").stdout) == []
     state.create([], "mine")
     subprocess.run([sys.executable, "-c", KILLED], check=False)
     found = {entry["id"]: entry for entry in json.loads(sandboxes("list", "--json").stdout)}
@@ -118,11 +113,12 @@ def test_list_prints_a_safe_table_oldest_first(own_directory: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["list", "reap"])
-def test_slow_service_is_announced(
+def test_service_that_is_slow_or_down_is_said(
     own_directory: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    """The provider waits until the announcement."""
+    """The slow provider waits until the announcement."""
     echo, said = click.echo, threading.Event()
+    plugin = ["-p", str(own_directory / "plugin.py")]
 
     def heard(*args: Any, **options: Any) -> None:
         echo(*args, **options)
@@ -131,13 +127,8 @@ def test_slow_service_is_announced(
     monkeypatch.setattr(click, "echo", heard)
     monkeypatch.setattr(click, "said", said, raising=False)
     monkeypatch.setattr(importlib.import_module("swe_core.cli.sandboxes"), "_PATIENCE", 0.0)
-    done = sandboxes(command, "-p", str(own_directory / "plugin.py"), "--sandbox", "slow", "--json")
+    done = sandboxes(command, *plugin, "--sandbox", "slow", "--json")
     assert done.stderr == "no answer yet, still trying: press Ctrl-C to stop\n"
     assert json.loads(done.stdout) in ([], {"removed": 0})
-
-
-@pytest.mark.parametrize("command", ["list", "reap"])
-def test_service_that_is_down_is_said(own_directory: Path, command: str) -> None:
-    plugin = ["-p", str(own_directory / "plugin.py")]
     with pytest.raises(SandboxError, match="'there' does not answer"):
         sandboxes(command, *plugin, "--sandbox", "down")
