@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import tracemalloc
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from huggingface_hub import DatasetCard
@@ -48,9 +48,6 @@ def test_card_says_what_the_data_are(training: RunDirectory, exported: Export) -
     assert "| sample.jsonl | sample | mini | box |" in text
     assert "**Selected:** only rollouts with the outcome resolved or unresolved are here." in text
     assert "- Sample data: no agent or model was run." in text
-    assert "Made with swe-core 0.1.0." in text
-    assert "| `old_log_probs` |" in text
-    assert "## Licence" in text
 
 
 @pytest.mark.parametrize("name", ["jsonl", "sft", "atif"])
@@ -96,16 +93,16 @@ def test_missing_library_is_named(
     )
 
 
-def interrupted(run: RunDirectory) -> None:
-    add(run, rollout("a-0", outcome="cancelled", reward=None, grade=None))
+def filled(old: bytes = b"", new: bytes = b"", **fields: Any) -> Callable[[RunDirectory], None]:
+    """Make a run of one rollout, in whose record `old` becomes `new`."""
 
+    def fill(run: RunDirectory) -> None:
+        tokens = fields.pop("tokens", True)
+        add(run, rollout("a-0", **fields), tokens=tokens)
+        path = run.path / "rollouts.jsonl"
+        path.write_bytes(path.read_bytes().replace(old, new, 1))
 
-def unresolved(run: RunDirectory) -> None:
-    add(run, rollout("a-0", outcome="unresolved", reward=0.0))
-
-
-def without_tokens(run: RunDirectory) -> None:
-    add(run, rollout("a-0"), tokens=False)
+    return fill
 
 
 def without_calls(run: RunDirectory) -> None:
@@ -113,37 +110,26 @@ def without_calls(run: RunDirectory) -> None:
     run.append(rollout("a-0"))
 
 
-def resolved(run: RunDirectory, old: bytes = b"", new: bytes = b"") -> None:
-    add(run, rollout("a-0"))
-    path = run.path / "rollouts.jsonl"
-    path.write_bytes(path.read_bytes().replace(old, new, 1))
+INTERRUPTED = {"outcome": "cancelled", "reward": None, "grade": None}
+UNRESOLVED = {"outcome": "unresolved", "reward": 0.0}
 
 
 @pytest.mark.parametrize(
     ("fill", "args", "says"),
     [
-        (interrupted, "sft", "'RUN' has no finished rollout yet, so there is nothing to export"),
-        (unresolved, "sft", "no finished rollout of 'RUN' is resolved: choose others with --outcome"),
-        (unresolved, "atif --task aa", "no finished rollout is of the task 'aa'; did you mean 'a'?"),
+        (filled(**INTERRUPTED), "sft", "'RUN' has no finished rollout yet, so there is nothing to export"),
+        (filled(**UNRESOLVED), "sft", "no finished rollout of 'RUN' is resolved: choose others"),
+        (filled(**UNRESOLVED), "atif --task aa", "is of the task 'aa'; did you mean 'a'?"),
         (
-            without_tokens,
+            filled(tokens=False),
             "jsonl",
-            "'RUN' has no training rows, because its engine does not own the tokens: choose another "
-            "--format (sft, atif)",
+            "because its engine does not own the tokens: choose another",
         ),
-        (
-            without_calls,
-            "sft",
-            "there is no conversation to write: 1 rollout without a recorded call to a model",
-        ),
-        (partial(resolved, old=b"{", new=b"[]\n{"), "sft", "line 1 of 'RUN/rollouts.jsonl' is not a"),
-        (partial(resolved, old=b'"agent":"mini"', new=b'"agent":5'), "sft", "the record of 'a-0' in"),
-        (
-            resolved,
-            "sft --out RUN/run.json/out",
-            "cannot be written: Not a directory; make room or give another --out",
-        ),
-        (resolved, "sft RUN", "the run 'RUN' is given twice; give each run once"),
+        (without_calls, "sft", "no conversation to write: 1 rollout without a recorded call to a model"),
+        (filled(b"{", b"[]\n{"), "sft", "line 1 of 'RUN/rollouts.jsonl' is not a"),
+        (filled(b'"agent":"mini"', b'"agent":5'), "sft", "the record of 'a-0' in"),
+        (filled(), "sft --out RUN/run.json/out", "cannot be written: Not a directory; make room"),
+        (filled(), "sft RUN", "the run 'RUN' is given twice; give each run once"),
     ],
 )
 def test_run_that_cannot_be_exported_is_an_error(
@@ -174,21 +160,14 @@ def test_several_runs_are_one_export(tmp_path: Path, exported: Export) -> None:
 
 def test_running_run_is_exported_as_far_as_it_is(run: RunDirectory, tmp_path: Path) -> None:
     add(run, rollout("a-0"))
-    add(run, rollout("a-1", outcome="cancelled", reward=None, grade=None))
-    add(run, rollout("b-0"))
+    add(run, rollout("a-1", **INTERRUPTED))
+    add(run, error("b-0", "gone"))
+    run.append(rollout("b-0", minute=5))  # the last record of an id counts
     with (run.path / "rollouts.jsonl").open("ab") as file:
         file.write(b'{"id":"c-0","task')  # being written
     done = invoke(run.path, "--format", "sft", "--out", tmp_path / "out")
     assert "2 conversations of 2 rollouts" in done.output
     assert "left out: 1 interrupted, which a resume runs again" in done.output
-
-
-def test_last_record_of_an_id_counts(run: RunDirectory, exported: Export) -> None:
-    """In files that were joined, or after --retry-errors."""
-    add(run, error("a-0", "gone"))
-    run.append(rollout("a-0", minute=5))
-    lines = (exported(run, "sft") / "train.jsonl").read_text().splitlines()
-    assert len(lines) == 1
 
 
 def test_damaged_rollout_costs_no_other(run: RunDirectory, tmp_path: Path) -> None:
@@ -205,35 +184,26 @@ def test_damaged_rollout_costs_no_other(run: RunDirectory, tmp_path: Path) -> No
     assert "- 1 rollout with damaged files" in text
 
 
-@pytest.mark.parametrize("name", ["parquet", "atif"])
-def test_full_disk_leaves_nothing(
-    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "method", "raised", "says"),
+    [
+        ("parquet", "close", OSError(errno.ENOSPC, "No space"), "'OUT' cannot be written: No space"),
+        ("atif", "close", OSError(errno.ENOSPC, "No space"), "'OUT' cannot be written: No space"),
+        ("sft", "add", PermissionError(errno.EACCES, "Denied", "turns"), "cannot read 'turns': Denied"),
+        ("sft", "add", KeyboardInterrupt(), None),
+    ],
+)
+def test_failed_export_leaves_nothing(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, method: str,
+    raised: BaseException, says: str | None,
+) -> None:  # fmt: skip
     add(run, rollout("a-0", ledger={"sampled": 5, "trainable": 5}))
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    writer = format_named(name).open()
-    monkeypatch.setattr(writer, "close", fail)
+    monkeypatch.setattr(format_named(name).open(), method, Mock(side_effect=raised))
     done = invoke(run.path, "--format", name, "--out", tmp_path / "out")
-    why = "cannot be written: No space left on device; make room or give another --out"
-    assert sentence(done) == f"the export {str(tmp_path / 'out')!r} {why}"
+    assert done.exit_code != 0
+    if says is not None:
+        assert says.replace("OUT", str(tmp_path / "out")) in sentence(done)
     assert list(tmp_path.iterdir()) == [run.path]
-
-
-def test_file_that_cannot_be_read_is_named(
-    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add(run, rollout("a-0"))
-    file = str(run.path / "rollouts" / "a-0" / "turns.jsonl")
-
-    def refuse(*_: object) -> int:
-        raise PermissionError(errno.EACCES, "Permission denied", file)
-
-    monkeypatch.setattr(SftWriter, "add", refuse)
-    done = invoke(run.path, "--format", "sft", "--out", tmp_path / "out")
-    assert sentence(done) == f"cannot read {file!r}: Permission denied"
 
 
 def test_earlier_export_stays_where_the_new_one_fails(
@@ -257,23 +227,9 @@ def test_earlier_export_stays_where_the_new_one_fails(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
 
 
-def test_interrupted_export_leaves_nothing(
-    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add(run, rollout("a-0"))
-
-    def stop(*_: object) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(SftWriter, "add", stop)
-    assert invoke(run.path, "--format", "sft", "--out", tmp_path / "out").exit_code != 0
-    assert list(tmp_path.iterdir()) == [run.path]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["parquet", "atif"])
 def test_memory_does_not_grow_with_the_run(tmp_path: Path, exported: Export, name: str) -> None:
-    """Each rollout has half a megabyte."""
     few, many = new_run(tmp_path / "few"), new_run(tmp_path / "many")
     for run, count in ((few, 3), (many, 24)):
         for number in range(count):

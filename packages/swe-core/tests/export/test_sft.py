@@ -43,7 +43,6 @@ def rows(run: RunDirectory, exported: Export, tmp_path: Path) -> Any:
 
 
 def test_datasets_keeps_each_tool_as_it_is(rows: Any) -> None:
-    """A loader that gives each tool the keys of all others would show here."""
     calls = [row["messages"][1]["tool_calls"][0]["function"] for row in rows]
     assert calls == [
         {"name": "bash", "arguments": {"command": "ls"}},
@@ -92,29 +91,18 @@ def test_unusable_conversations_are_left_out(run: RunDirectory, tmp_path: Path) 
     add(run, rollout("b-0"))
     path = run.path / "rollouts" / "b-0" / "turns.jsonl"
     path.write_bytes(path.read_bytes().replace(rb"{\"command\":\"ls\"}", b"ls"))
-    record = rollout("c-0")
-    folder = run.folder(record.id)
-    asked = [{"role": "user", "content": "a"}]
-    folder.add_turn(
-        make_turn(messages=asked, reply={"role": "assistant", "content": "I th"}, finish_reason="length")
-    )
-    folder.close()
-    run.append(record)
-    done = invoke(run.path, "--format", "sft", "--out", tmp_path / "out")
-    assert "1 conversation of 3 rollouts" in done.output
-    assert "left out: 2 conversations without a whole reply, or with a tool call" in done.output
-
-
-def test_cut_last_reply_is_left_out(run: RunDirectory, exported: Export) -> None:
-    record = rollout("a-0")
-    folder = run.folder(record.id)
     asked = {"role": "user", "content": "a"}
-    first = {"role": "assistant", "content": "b"}
-    folder.add_turn(make_turn(messages=[asked], reply=first))
-    cut = {"role": "assistant", "content": "I th"}
-    more = [first, {"role": "user", "content": "go on"}]
-    folder.add_turn(make_turn(1, kept=1, messages=more, reply=cut, finish_reason="length"))
-    folder.close()
-    run.append(record)
-    (row,) = lines(exported(run, "sft"))
-    assert row["messages"] == [asked, first]
+    first, cut = ({"role": "assistant", "content": text} for text in ("b", "I th"))
+    for name in ("c-0", "d-0"):  # a reply that is cut, and one after a whole one
+        folder = run.folder(name)
+        if name == "d-0":
+            folder.add_turn(make_turn(messages=[asked], reply=first))
+        more = [asked] if name == "c-0" else [first, asked]
+        kept = len(more) - 1
+        folder.add_turn(make_turn(kept, kept=kept, messages=more, reply=cut, finish_reason="length"))
+        folder.close()
+        run.append(rollout(name))
+    done = invoke(run.path, "--format", "sft", "--out", tmp_path / "out")
+    assert "2 conversations of 4 rollouts" in done.output
+    assert lines(tmp_path / "out")[1]["messages"] == [asked, first]
+    assert "left out: 2 conversations without a whole reply, or with a tool call" in done.output
