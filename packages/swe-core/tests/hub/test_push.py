@@ -16,13 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_core.cli.push import push
-from swe_core.errors import ConfigError, UsageError
+from swe_core.errors import UsageError
 from swe_core.hub import push as hub_push
 from swe_core.hub.options import PushOptions
 from swe_core.hub.push import push_run
 from swe_core.hub.pushed_run import PushedRun
 from swe_core.rollout.run_directory import RunDirectory
-from swe_core.run.settings import load_settings
 from swe_testing.hf import LocalHF
 from swe_testing.hf.faults import Faults
 from swe_testing.hf.repos import Repo
@@ -75,18 +74,16 @@ def test_run_is_pushed_once(hf: LocalHF, run: RunDirectory) -> None:
 
 
 def test_shards_have_a_bounded_size(hf: LocalHF, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shards() -> int:
+        return sum(name.startswith("data/") for name in repo(hf).files)
+
     monkeypatch.setattr(hub_push, "MAX_ROWS", 2)
-    assert push_run(run, PushOptions(to=TO)).new == 3
-    assert sorted(name[-13:] for name in repo(hf).files if name.startswith("data/")) == [
-        "00000.parquet",
-        "00001.parquet",
-    ]
+    assert (push_run(run, PushOptions(to=TO)).new, shards()) == (3, 2)
     monkeypatch.setattr(hub_push, "MAX_BYTES", 1)
-    add(run, rollout("t-3", 3))
-    add(run, rollout("t-4", 4))
+    for number in (3, 4):
+        add(run, rollout(f"t-{number}", number))
     push_run(run, PushOptions(to=TO))
-    assert ids_of(repo(hf)) == [f"t-{number}" for number in range(5)]
-    assert len([name for name in repo(hf).files if name.startswith("data/")]) == 4
+    assert (ids_of(repo(hf)), shards()) == ([f"t-{number}" for number in range(5)], 4)
 
 
 def test_repeated_rollout_is_a_row_of_its_own(hf: LocalHF, tmp_path: Path) -> None:
@@ -108,10 +105,8 @@ def test_several_runs_share_a_data_set(hf: LocalHF, run: RunDirectory, tmp_path:
     add(other, rollout("t-0"))
     push_run(run, PushOptions(to=TO))
     push_run(other, PushOptions(to=TO))
-    assert len(rows_of(repo(hf))) == 4
     assert len({row["run"] for row in rows_of(repo(hf))}) == 2
-    card = repo(hf).files["README.md"].decode()
-    assert "4 rollouts of 1 task" in card
+    assert "4 rollouts of 1 task" in repo(hf).files["README.md"].decode()
 
 
 def test_concurrent_commit_of_others_is_kept(hf: LocalHF, run: RunDirectory) -> None:
@@ -138,7 +133,7 @@ def test_concurrent_commit_of_others_is_kept(hf: LocalHF, run: RunDirectory) -> 
 
 @pytest.mark.parametrize(
     ("route", "status"),
-    [("hub.create", 502), ("hub.auth", 429), ("hub.info", 502), ("hub.preupload", 502), ("hub.commit", 429)],
+    [("hub.create", 502), ("hub.preupload", 502), ("hub.commit", 429)],
 )
 def test_single_hub_failure_is_retried(hf: LocalHF, run: RunDirectory, route: str, status: int) -> None:
     hf.faults.plan(route, status)
@@ -168,8 +163,6 @@ def test_wrong_tokens_and_names_are_rejected(
     assert "Hugging Face does not accept the token" in refused(run)
     monkeypatch.delenv("HF_TOKEN")
     assert f"cannot push to {TO!r}: there is no Hugging Face token; set HF_TOKEN" in refused(run)
-    with pytest.raises(ConfigError, match=r"push\.to: expected OWNER/NAME \(found 'no-owner'\)"):
-        load_settings(command_line={"push": {"to": "no-owner"}})
 
 
 @pytest.mark.parametrize(
@@ -177,7 +170,6 @@ def test_wrong_tokens_and_names_are_rejected(
     [("data/a.csv", "holds no rollouts of swe-core"), ("runs/x.json", "or its folder 'runs' was changed")],
 )
 def test_data_set_of_others_is_rejected(hf: LocalHF, run: RunDirectory, path: str, said: str) -> None:
-    """And a token that may not write, which the client does not check if the repository exists."""
     api = HfApi()
     api.create_repo(TO, repo_type="dataset", private=True)
     if path.startswith("runs"):
@@ -205,30 +197,23 @@ def test_push_command_pushes_and_reports(hf: LocalHF, run: RunDirectory, tmp_pat
     add(named, rollout("t-0"))
     assert "pushed 1 of 1 finished rollout, " in call(str(named.path)).output
     assert not repo(hf, "tester/other").private
-    for arguments, said in (
-        ((str(run.path),), "has no data set to push to"),
-        ((str(run.path), "--to", "a b/c"), "expected OWNER/NAME"),
-    ):
-        assert said in str(call(*arguments).exception)
+    assert "has no data set to push to" in str(call(str(run.path)).exception)
+    assert "expected OWNER/NAME" in str(call(str(run.path), "--to", "a b/c").exception)
 
 
 def test_push_command_reports_what_is_not_pushed(hf: LocalHF, tmp_path: Path) -> None:
-    """An interrupted run with 8 planned rollouts."""
     run = new_run(tmp_path / "run", planned=8)
     add(run, rollout("t-0", outcome="cancelled", reward=None))
-    first, second = call(str(run.path), "--to", TO).output.splitlines()
-    assert first.startswith("pushed 0 of 0 finished rollouts, 0 were already there: http")
-    assert second == (
-        "not pushed: 1 interrupted, 7 not finished; resume the run with "
-        f"`swe-core run --resume {run.path}` and push again"
-    )
+    said = call(str(run.path), "--to", TO).output
+    assert "pushed 0 of 0 finished rollouts, 0 were already there: http" in said
+    assert "not pushed: 1 interrupted, 7 not finished; resume the run with `swe-core run --resume" in said
     add(run, rollout("t-1", 1))
     add(run, rollout("t-2", 2))
     push_run(run, PushOptions(to=TO))
     add(run, error("t-3", "the sandbox died"))
-    first, second = call(str(run.path), "--to", TO).output.splitlines()
-    assert first.startswith("pushed 1 of 3 finished rollouts, 2 were already there: http")
-    assert second.startswith("not pushed: 1 interrupted, 4 not finished; ")
+    said = call(str(run.path), "--to", TO).output
+    assert "pushed 1 of 3 finished rollouts, 2 were already there: http" in said
+    assert "not pushed: 1 interrupted, 4 not finished; " in said
 
 
 def test_no_secret_is_uploaded(hf: LocalHF, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,24 +280,9 @@ def test_datasets_library_reads_the_data_set(hf: LocalHF, run: RunDirectory, tmp
     assert json.loads(done.stdout) == [4, "bash", ["t-0", "t-1", "t-2", "u-0"], "int32"]
 
 
-def test_missing_extra_is_named(run: RunDirectory) -> None:
-    """The error names the extra."""
-    script = (
-        "import sys; sys.modules['huggingface_hub'] = None\n"
-        "from swe_core.cli import main; sys.argv = ['swe-core', *sys.argv[1:]]; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, "push", str(run.path), "--to", TO],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert (
-        "without the package 'huggingface_hub', which is not installed: pip install 'swe-core[hub]'"
-        in done.stderr
-    )
-    assert "Traceback" not in done.stderr
+def test_missing_extra_is_named(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert "which is not installed: pip install 'swe-core[hub]'" in refused(run)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.booleans()), max_size=20))
