@@ -34,24 +34,19 @@ def run(tmp_path: Path) -> RunDirectory:
     """One task is trained and never resolved; two are held out, and resolved better and better."""
     run = make_run(tmp_path / "run")
     trained = [rollout(0, number, "unresolved") for number in range(3)]
+    outcomes = {0: ("unresolved", "error"), 10: ("resolved", "resolved")}
     held_out = [
-        attempt("held-1", 0, "unresolved"),
-        attempt("held-2", 0, "error"),
-        attempt("held-1", 10, "resolved"),
-        attempt("held-2", 10, "resolved"),
+        attempt(f"held-{number}", step, outcome)
+        for step, both in outcomes.items()
+        for number, outcome in enumerate(both, 1)
     ]
     for one in (*trained, *held_out):
         run.append(one)
     lines = [
         Evaluation(
             step=step,
-            version=step + 1,
-            oldest=step + 1,
-            newest=step + 3,
-            rollouts=2,
-            verdicts=2 - errors,
-            resolved=resolved,
-            errors=errors,
+            **{"version": step + 1, "oldest": step + 1, "newest": step + 3},
+            **{"rollouts": 2, "verdicts": 2 - errors, "resolved": resolved, "errors": errors},
             reward=resolved / (2 - errors),
             finished_at=datetime(2026, 1, 1, tzinfo=UTC),
         )

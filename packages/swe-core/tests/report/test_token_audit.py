@@ -66,19 +66,10 @@ def test_json_report_has_the_ledger(run: RunDirectory) -> None:
     done = reported(run, "--json")
     assert done.exit_code == 0
     summary = json.loads(done.output)
-    assert summary["ledger"] == {
-        "sampled": 1028,
-        "trainable": 1023,
-        "dropped": {"error": 5},
-        "summaries": 0,
-        "chains": 3,
-        "forks": {"branch": 1},
-        "rendered": {"full": 2, "bridge": 2},
-        "balanced": True,
-        "missing": 0,
-        "accounted_percent": 100.0,
-        "problems": [],
-    }
+    ledger = summary["ledger"]
+    assert (ledger["sampled"], ledger["trainable"], ledger["dropped"]) == (1028, 1023, {"error": 5})
+    assert (ledger["forks"], ledger["rendered"]) == ({"branch": 1}, {"full": 2, "bridge": 2})
+    assert (ledger["balanced"], ledger["missing"], ledger["problems"]) == (True, 0, [])
     one, two = summary["rollouts"]
     assert (one["ended_by"], one["ledger"]["trainable"]) == ("completion_tokens", 1023)
     assert two["ledger"]["dropped"] == {"error": 5}

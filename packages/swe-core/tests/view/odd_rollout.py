@@ -16,8 +16,8 @@ from swe_testing.sample_runs import START, WordTokenizer
 
 NAME = "odd-g8-0"
 LONG = (
-    "Fix the parser of offsets, read the failing test, run it, and change no other file of the repository. "
-    * 2
+    2
+    * "Fix the parser of offsets, read the failing test, run it, and change no other file of the repository. "
 )
 
 
@@ -65,17 +65,9 @@ class Calls:
             cause=cause or (None if before is not None else "start"),
         )
         tokens = self.log.add(index, sampled, dropped)
-        message = {"role": "assistant", "content": reply}
-        turn = Turn.from_request(
-            self._diff,
-            index,
-            {"messages": messages},
-            started_at=START,
-            seconds=1.0,
-            reply=message,
-            tokens=tokens,
-        )
-        self.turns.append(turn)
+        known = {"started_at": START, "seconds": 1.0, "reply": {"role": "assistant", "content": reply}}
+        body = {"messages": messages}
+        self.turns.append(Turn.from_request(self._diff, index, body, tokens=tokens, **known))
         return sampled
 
 

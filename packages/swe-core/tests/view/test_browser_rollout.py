@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ import orjson
 import pytest
 from playwright.sync_api import Page, expect
 
-from swe_core.api.records import Phases, Turn
+from swe_core.api.records import Turn
 from swe_core.system.files import locked
 from swe_core.view.site import Site
 from swe_testing.records import make_rollout, make_run, make_turn
-from swe_testing.sample_runs import START
 
 RUNNING = "run/run/rollout/t-0/"
 
@@ -85,29 +83,6 @@ def test_place_of_a_search_is_unfolded_and_marked(
     assert (
         page.evaluate("CSS.highlights.get('found').size") == 2
     )  # in the title of the call, and in its arguments
-
-
-@pytest.mark.slow
-def test_slowest_minute_is_named_and_leads_to_its_turn(
-    page: Page, shown: Callable[[Site], str], tmp_path: Path
-) -> None:
-    run = make_run(tmp_path / "run")
-    folder = run.folder("t-0")
-    at = 0.0
-    for index in range(30):
-        folder.add_turn(turn(index, started_at=START + timedelta(seconds=3 + at), seconds=4.0))
-        at += 90.0 if index == 20 else 6.0
-    folder.close()
-    phases = Phases(open=1, prepare=2, agent=at, export=0.5, grade=8)
-    run.append(make_rollout("t", 0, "resolved", turns=30, started_at=START, seconds=at + 12, phases=phases))
-    page.goto(f"{shown(Site([run.path]))}/run/run/")
-    page.locator(".lanes a").first.click()
-    said = page.locator(".minute")
-    expect(said).to_contain_text(
-        "The slowest minute, from 2:07 to 3:07, went into: tools of turn 20: bash 60.0 s"
-    )
-    said.get_by_role("link").click()
-    expect(page.locator("#turn-20")).to_be_in_viewport()
 
 
 @pytest.mark.slow

@@ -49,14 +49,3 @@ def test_static_copy_is_searched(
     page.locator(".hits a").first.click()
     page.wait_for_url("**/index.html?q=PARSE_offset#patch")
     expect(page.locator("#patch")).to_be_in_viewport()
-
-
-def test_static_copy_compares_and_has_ledgers(page: Page, training: Path, tmp_path: Path) -> None:
-    write_site(Site([training], live=False), tmp_path / "site")
-    page.goto((tmp_path / "site" / "run" / "train" / "ledger" / "index.html").as_uri())
-    page.locator("a[href='?reason=undelivered']").first.click()
-    expect(page.locator("#ledger-rows tr")).to_have_count(1)
-    page.locator("#ledger-rows td a").first.click()
-    expect(page.locator(".equation")).to_contain_text("undelivered")
-    page.get_by_role("link", name="Group g0").click()
-    expect(page.locator("#flips")).to_contain_text("test_minutes")

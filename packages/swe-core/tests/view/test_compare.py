@@ -22,14 +22,9 @@ def make(path: Path, results: dict[str, str], tasks: dict[str, str] | None = Non
     for task, letters in results.items():
         for number, letter in enumerate(letters):
             outcome = {"r": "resolved", "u": "unresolved", "e": "error"}[letter]
-            grade = None
-            if letter != "e":
-                status = "PASSED" if letter == "r" else "FAILED"
-                grade = Grade(
-                    resolved=letter == "r",
-                    fail_to_pass={"t::fixed": status},
-                    pass_to_pass={"t::kept": "PASSED"},
-                )
+            status = "PASSED" if letter == "r" else "FAILED"
+            tests = {"fail_to_pass": {"t::fixed": status}, "pass_to_pass": {"t::kept": "PASSED"}}
+            grade = None if letter == "e" else Grade(resolved=letter == "r", **tests)
             run.append(make_rollout(task, number, outcome, grade=grade))
     return path
 
@@ -68,14 +63,7 @@ def test_many_tasks_tell_runs_apart(tmp_path: Path) -> None:
     make(tmp_path / "b", {f"t-{n}": "r" for n in range(30)})
     text = words(html(Site([tmp_path]), "compare", "a", "b"))
     assert "The second run is better: its interval is above 0." in text
-    text = html(Site([tmp_path]), "compare", "b", "a")
-    assert "The second run is worse: its interval is below 0." in text
-    assert "30" in text
-
-
-def test_runs_are_compared_from_the_run_page_and_the_list(site: Site) -> None:
-    assert '<option value="../../compare/a/b/">a</option>' in html(site, "run", "b")
-    assert 'data-base="./compare/"' in html(site)
+    assert "The second run is worse: its interval is below 0." in html(Site([tmp_path]), "compare", "b", "a")
 
 
 def test_copy_has_the_pairs_of_few_runs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

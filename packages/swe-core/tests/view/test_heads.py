@@ -11,6 +11,7 @@ from swe_core.errors import UsageError
 from swe_core.report.facts import facts_of, why
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.view.heads import Heads
+from swe_testing.records import make_rollout, make_run
 from swe_testing.sample_runs import WordTokenizer, add_sample, sample_training
 
 
@@ -46,35 +47,18 @@ def test_refresh_reads_what_was_added(tmp_path: Path) -> None:
     assert heads.version > version
 
 
-def test_replaced_file_is_read_again(tmp_path: Path) -> None:
-    """A resume removes the lines of rollouts that run again."""
-    run = sample_training(tmp_path / "run")
-    heads, file = read(run.path), run.path / "rollouts.jsonl"
-    lines = file.read_bytes().splitlines(keepends=True)
-    new = file.with_suffix(".new")
-    new.write_bytes(b"".join(lines[:3]))
-    new.replace(file)
-    heads.refresh()
-    assert len(heads) == 3
+def test_group_is_that_of_the_training_or_the_task(tmp_path: Path) -> None:
+    names = {"a-1-g12-3": "g12", "a-1-g12-3-2": "g12", "a-1-0": "a-1", "b-g3-0": "a-1"}
+    run = make_run(tmp_path / "run")
+    for name in names:
+        run.append(make_rollout("a-1", id=name))
+    assert {head.id: head.group for head in read(run.path).all()} == names
 
 
-@pytest.mark.parametrize(
-    ("name", "group"), [("a-1-g12-3", "g12"), ("a-1-g12-3-2", "g12"), ("a-1-0", "a-1"), ("b-g3-0", "a-1")]
-)
-def test_group_is_that_of_the_training_or_the_task(tmp_path: Path, name: str, group: str) -> None:
-    run = sample_training(tmp_path / "run")
-    add_sample(run, WordTokenizer(), name, "a-1", 0, "resolved")
-    head = read(run.path).get(name)
-    assert head is not None
-    assert head.group == group
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"id": "../x"}, {"id": 1}, {"task_id": "a/b"}, {"id": "x" * 256}, {"outcome": "odd"}],
-)
+@pytest.mark.parametrize("change", [{"id": "../x"}, {"id": 1}, {"task_id": "a/b"}, {"id": "x" * 256}])
 def test_line_of_odd_values_is_damaged(tmp_path: Path, change: dict[str, object]) -> None:
-    run = sample_training(tmp_path / "run")
+    run = make_run(tmp_path / "run")
+    run.append(make_rollout())
     file = run.path / "rollouts.jsonl"
     with file.open("ab") as added:
         added.write(orjson.dumps(orjson.loads(file.read_bytes().splitlines()[0]) | change) + b"\n")

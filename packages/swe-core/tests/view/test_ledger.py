@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,10 @@ def test_ledger_is_the_sum_of_the_records(training: Path) -> None:
 
 def test_trainer_accounts_for_the_trainable_tokens(training: Path) -> None:
     data = embedded(html(Site([training]), "run", "train", "ledger"))
-    fates: dict[str, int] = {}
+    fates: Counter[str] = Counter()
     for row in data["rows"]:
         if row[7] >= 0:
-            fates[data["fates"][row[7]]] = fates.get(data["fates"][row[7]], 0) + row[4]
+            fates[data["fates"][row[7]]] += row[4]
     rows = [orjson.loads(line) for line in (training / "trained.jsonl").read_bytes().splitlines()]
     assert fates["trained"] == sum(row["tokens"] for row in rows)
     assert set(fates) == {"trained", "no_spread"}

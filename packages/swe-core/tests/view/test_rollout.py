@@ -29,7 +29,6 @@ def test_page_has_head_tests_patch_and_transcript(training: Path) -> None:
     page = html(Site([training]), "run", "train", "rollout", "moto-7365-g0-1")
     text = words(page)
     assert "moto-7365-g0-1 unresolved" in text
-    assert "reward 0" in text
     assert "fail to pass 1 of 2" in text
     assert "tests/test_offset.py::test_minutes at tests/test_offset.py:14" in text
     assert "E AssertionError: assert 120 == 150" in text
@@ -37,41 +36,21 @@ def test_page_has_head_tests_patch_and_transcript(training: Path) -> None:
     assert place is not None
     assert f'id="{place[1]}"' in page
     assert "src/offset.py" in text
-    assert '<span class="added">+    sign' in page
     assert all(f'id="turn-{number}"' in page for number in range(5))
     assert "starts a new training row: retokenised" in text
     assert "bash sed -n 0,9p src/offset.py" in text
-    for place in ("tokens", "chains", "ledger"):
-        assert f'href="../../../../run/train/rollout/moto-7365-g0-1/{place}/"' in page
-    assert 'href="../../../../run/train/group/g0/"' in page
-    assert "‹ attempt 0" in text
-    assert "attempt 2 ›" in text
-
-
-def test_dropped_and_auxiliary_turns_are_marked(training: Path) -> None:
-    site = Site([training])
-    assert "not the policy's work: title" in words(
-        html(site, "run", "train", "rollout", "moto-7365-g0-2")
-    ).replace("&#39;", "'")
-    assert "not trained: undelivered" in words(html(site, "run", "train", "rollout", "moto-7365-g0-3"))
-    compacted = words(html(site, "run", "train", "rollout", "moto-7365-g0-0"))
-    assert "starts a new training row: rewritten" in compacted
-    assert "It changes its history: keeps 1 of the" in compacted
+    assert 'href="../../../../run/train/rollout/moto-7365-g0-1/ledger/"' in page
+    lost = words(html(Site([training]), "run", "train", "rollout", "moto-7365-g0-3"))
+    assert "not trained: undelivered" in lost
 
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     folder = run.folder("t-0")
     call = {"id": "a", "type": "function", "function": {"name": EVIL, "arguments": f'{{"{EVIL}": 1}}'}}
-    folder.add_turn(
-        make_turn(
-            0,
-            messages=[{"role": EVIL, "content": EVIL}],
-            reply={"role": "assistant", "content": EVIL, "tool_calls": [call], "reasoning": EVIL},
-            error=EVIL,
-            auxiliary=EVIL,
-        )
-    )
+    reply = {"role": "assistant", "content": EVIL, "tool_calls": [call], "reasoning": EVIL}
+    asked = [{"role": EVIL, "content": EVIL}]
+    folder.add_turn(make_turn(0, messages=asked, reply=reply, error=EVIL, auxiliary=EVIL))
     folder.add_event(AgentEvent(kind="tool_call", text=EVIL, tool=EVIL))
     folder.add_output(EVIL.encode() + b"\xff\n" + b"x" * 10_000_000)
     folder.put_patch(f"diff --git a/{EVIL} b/{EVIL}\n@@ -1 +1 @@\n+{EVIL}\n".encode() + b"\xfe")
@@ -88,9 +67,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     finish(run, task="t", outcome="unresolved", grade=grade)
     page = html(Site([run.path]), "run", "run", "rollout", "t-0")
     assert "<script>alert" not in page
-    assert "\x1b" not in page
-    assert "\u202e" not in page
-    assert "\x00" not in page
+    assert not set("\x1b\u202e\x00") & set(page)
     assert page.count("&lt;U+202E&gt;") >= 12
     assert len(page) < 300_000
 
@@ -128,8 +105,6 @@ def test_lost_try_is_linked_and_shown(tmp_path: Path) -> None:
     assert "the lost one" in again
     assert "sandbox: it died" in words(again)
     assert ("run", "run", "rollout", "t-0", "try", "retried-1") in list(all_paths(site))
-    with pytest.raises(NotShown, match="has no try 'retried-2'"):
-        html(site, "run", "run", "rollout", "t-0", "try", "retried-2")
     with pytest.raises(NotShown, match="has no try"):
         html(site, "run", "run", "rollout", "t-0", "try", "..")
 

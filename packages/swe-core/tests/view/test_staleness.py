@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import orjson
@@ -87,9 +86,6 @@ def test_rollout_without_calls_has_no_version(tmp_path: Path) -> None:
 def test_run_page_of_a_training_has_the_facts(training: Path, tmp_path: Path) -> None:
     text = words(html(Site([training]), "run", "train"))
     assert "4 groups completed, of which 2 were skipped as no_spread : g1 , g3" in text
-    assert re.search(
-        r"1 rollout cancelled as stale , after \S+ s and \d+ sampled tokens in all: pydantic-8511-g2-2", text
-    )
     run = make_run(tmp_path / "run")
     run.append(make_rollout())
     shown = Site([run.path]).run("run")

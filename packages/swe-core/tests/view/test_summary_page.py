@@ -205,14 +205,6 @@ def test_page_reports_an_unproven_ledger(run: Run) -> None:
         assert said in text
 
 
-def test_curves_over_steps_match_the_data(run: Run) -> None:
-    reward = [0.1, 0.4, 0.2, 0.9, 0.7]
-    run.metrics(*((step, {"reward": value}) for step, value in zip((1, 2, 5, 6, 9), reward, strict=True)))
-    chart = figure(run.read(), "reward")
-    assert points(chart) == ([1, 2, 5, 6, 9], reward)
-    assert text_of(chart.find("figcaption")) == "last 0.7, lowest 0.1, highest 0.9"
-
-
 def test_curves_over_rollouts_match_the_data(run: Run) -> None:
     """In the order of time, and the rate of those with a verdict alone."""
     outcomes = ["resolved", "error", "unresolved", "unresolved", "resolved", "resolved", "resolved"]

@@ -83,18 +83,6 @@ def test_slowest_minute_is_where_the_longest_piece_is() -> None:
     assert [(piece.label, seconds) for piece, seconds in found.filled] == [("long", 60.0)]
 
 
-def test_slowest_minute_has_a_shorter_piece_as_a_whole() -> None:
-    pieces = [Piece("call", at, 5.0, "short") for at in range(0, 100, 5)]
-    pieces += [
-        Piece("tools", 100.0, 45.0, "long"),
-        *(Piece("call", at, 5.0, "short") for at in range(145, 200, 5)),
-    ]
-    found = slowest_minute(pieces, 200.0)
-    assert found is not None
-    assert found.filled[0][0].label == "long"
-    assert found.filled[0][1] == 45.0
-
-
 def test_unfinished_rollout_counts_from_its_first_call() -> None:
     found = timing_of(None, turns((100, 4)))
     assert (found.seconds, found.phases) == (4.0, (("agent", 0.0, 4.0),))

@@ -14,7 +14,7 @@ from swe_core.api.records import Failure, Retried
 from swe_core.errors import UsageError
 from swe_core.rollout.run_directory import FOLDERS, ROLLOUTS_FILE, TURNS_FILE
 from swe_core.rollout.training_records import VOCABULARY_FILE
-from swe_core.view.message_data import MAX_MESSAGE, message_data, shown_message
+from swe_core.view.message_data import message_data, shown_message
 from swe_core.view.render import Links, render
 from swe_core.view.routes import page_at
 from swe_core.view.site import NotShown, ShownRun, Site
@@ -116,14 +116,6 @@ def test_each_sampled_token_is_trained_or_dropped_once(name: str, request: pytes
         assert (kept, dict(dropped)) == (head.ledger.trainable, dict(head.ledger.dropped))
 
 
-def test_fork_writes_only_what_its_prompt_does_not_share(odd: ShownRun) -> None:
-    data = data_of(odd, NAME)
-    fork = data["turns"][6]
-    assert (fork["base"], fork["of"], fork["expected"]) == (None, 5, 5)
-    assert fork["shared"] + len(fork["prompt"]) == len(odd.directory.turns(NAME)[6].tokens.prompt)
-    assert fork["shared"] > 32
-
-
 def test_rows_of_branches_sub_agents_and_forks(odd: ShownRun) -> None:
     data = data_of(odd, NAME)
     assert [(row["key"], row["cause"], row["parts"]) for row in data["rows"]] == [
@@ -170,10 +162,8 @@ def test_lost_try_has_rows_of_its_own(tmp_path: Path) -> None:
 
 def test_trained_rows_have_the_trainers_logprobs(run: ShownRun) -> None:
     data = data_of(run, DRIFT)
-    assert [(row["row"], row["step"], row["tokens"] == len(row["logprobs"])) for row in data["trained"]] == [
-        (0, 1, True),
-        (1, 1, True),
-    ]
+    rows = [(row["row"], row["step"], row["tokens"] == len(row["logprobs"])) for row in data["trained"]]
+    assert rows == [(0, 1, True), (1, 1, True)]
     assert data["group"] == {"skipped": None, "left_out": None}
     assert data_of(run, BRANCH)["group"]["skipped"] == "no_spread"
 
@@ -210,20 +200,9 @@ def test_turns_that_do_not_fit_are_a_sentence(tmp_path: Path) -> None:
 
 def test_message_is_text_with_its_calls_and_other_fields() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "bash", "arguments": '{"command":"ls"}'}}
-    message = {
-        "role": "assistant",
-        "content": [{"type": "text", "text": "So:"}],
-        "tool_calls": [call],
-        "name": 3,
-    }
+    said = [{"type": "text", "text": "So:"}]
+    message = {"role": "assistant", "content": said, "tool_calls": [call], "name": 3}
     assert shown_message(message)[:3] == ("assistant", 'So:\n[calls] bash {"command":"ls"}\n[name] 3', 0)
-
-
-def test_long_message_is_cut_and_still_compared() -> None:
-    one, other = (shown_message({"role": "tool", "content": "x" * MAX_MESSAGE + end}) for end in ("a", "bc"))
-    assert one[1] == other[1]
-    assert (one[2], other[2]) == (1, 2)
-    assert one[3] != other[3]
 
 
 @pytest.mark.parametrize("content", [None, 5, [1, None], {"a": 1}, [{"type": "image_url", "image_url": {}}]])
