@@ -39,28 +39,14 @@ class Program:
     def rollouts(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.out / "rollouts.jsonl").read_text().splitlines()]
 
-    def __call__(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(Path(sys.executable).parent / "swe-core"), *args],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "TMPDIR": str(self.scratch), **env},
-        )
-
-    def run(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    @property
+    def command(self) -> list[str]:
         chosen = ("-p", PLUGIN, "--sandbox", "leaking", "--agent", "telling", "--task", "demo__memofn-1")
-        return self("run", *chosen, "--out", str(self.out), *args, **env)
+        return ["run", *chosen, "--out", str(self.out)]
 
     def inside(self, *args: str, **env: str) -> Result:
-        """The same in this process, which takes less time."""
+        """In this process, which takes less time."""
         return CliRunner().invoke(cli, args, env={"TMPDIR": str(self.scratch), **env})
-
-    def written(self) -> dict[str, str]:
-        """Return the text of each file in the run directory."""
-        files = (path for path in self.out.rglob("*") if path.is_file())
-        return {str(path.relative_to(self.out)): path.read_text(errors="replace") for path in files}
 
 
 @pytest.fixture
@@ -70,9 +56,18 @@ def program(tmp_path: Path) -> Iterator[Program]:
 
 
 def test_output_has_no_secret_of_a_provider(program: Program) -> None:
-    done = program.run("--sandbox-retries", "1", FAILS="1")
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "swe-core"), *program.command, "--sandbox-retries", "1"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TMPDIR": str(program.scratch), "FAILS": "1"},
+    )
     assert done.returncode == 0, done.stderr
-    written = {**program.written(), "stdout": done.stdout, "stderr": done.stderr}
+    files = {str(path.relative_to(program.out)): path for path in program.out.rglob("*") if path.is_file()}
+    written = {name: path.read_text(errors="replace") for name, path in files.items()}
+    written |= {"stdout": done.stdout, "stderr": done.stderr}
     assert [name for name, text in written.items() if TOKEN.search(text)] == []
     (folder,) = (program.out / "rollouts").iterdir()
     for name, said in {
@@ -111,9 +106,8 @@ def test_error_that_ends_the_run_has_no_secret(
     """A sentence, a defect of a method, and the traceback of another."""
     monkeypatch.setenv("ENDS", ends)
     monkeypatch.setenv("TMPDIR", str(program.scratch))
-    chosen = ["-p", PLUGIN, "--sandbox", "leaking"]
-    run = ["run", *chosen, "--agent", "telling", "--task", "demo__memofn-1", "--out", str(program.out)]
-    commands = [run, ["sandboxes", "reap", *chosen]] if ends == "sentence" else [run]
+    reap = ["sandboxes", "reap", "-p", PLUGIN, "--sandbox", "leaking"]
+    commands = [program.command, reap] if ends == "sentence" else [program.command]
     for command in commands:
         monkeypatch.setattr(sys, "argv", ["swe-core", *command])
         with pytest.raises(SystemExit) as end:
@@ -126,8 +120,7 @@ def test_error_that_ends_the_run_has_no_secret(
 
 def test_resume_retries_sandbox_errors(program: Program) -> None:
     """With another number of retries; the record has the time of the sandboxes."""
-    first = program.run(FAILS="1")
-    assert first.returncode == 1
+    assert program.inside(*program.command, FAILS="1").exit_code == 1
     (rollout,) = program.rollouts
     assert (rollout["outcome"], rollout["failure"]["boundary"]) == ("error", "sandbox")
     assert (rollout["sandboxes"], rollout["retried"]) == ([], [])
