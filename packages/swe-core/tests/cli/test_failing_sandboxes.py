@@ -118,6 +118,7 @@ def test_error_that_ends_the_run_has_no_secret(
         assert not TOKEN.search(err)
 
 
+@pytest.mark.slow
 def test_resume_retries_sandbox_errors(program: Program) -> None:
     """With another number of retries; the record has the time of the sandboxes."""
     assert program.inside(*program.command, FAILS="1").exit_code == 1
