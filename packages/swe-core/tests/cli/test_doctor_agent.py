@@ -64,6 +64,11 @@ def swe_agents():
 '''
 
 
+@pytest.fixture(autouse=True)
+def _no_installed_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWE_PLUGINS", "")
+
+
 def look(tmp_path: Path, auxiliary: str = "None", code: int = 0, rewrites: bool = False) -> dict[str, Any]:
     file = tmp_path / "mine.py"
     file.write_text(AGENT % {"auxiliary": auxiliary, "code": code, "rewrites": rewrites})

@@ -73,6 +73,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def own_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """No other test's sandboxes."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("SWE_PLUGINS", "")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "plugin.py").write_text(PLUGIN)
     return tmp_path

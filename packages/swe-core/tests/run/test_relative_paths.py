@@ -73,7 +73,9 @@ def started(interrupted: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> 
     return path / "here"
 
 
-@pytest.mark.parametrize("command", [("run", "--resume"), ("regrade",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [("run", "--resume"), pytest.param(("regrade",), marks=pytest.mark.slow)], ids=" ".join
+)
 def test_resume_and_regrade_work_from_another_directory(started: Path, command: tuple[str, ...]) -> None:
     done = swe_core(*command, "../run")
     assert done.exit_code == 0, said(done)
@@ -86,6 +88,7 @@ def test_resume_and_regrade_work_from_another_directory(started: Path, command: 
         assert "1 of 1 graded the same" in done.output
 
 
+@pytest.mark.slow
 def test_resume_in_the_original_directory_has_no_note(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(started)
     done = swe_core("regrade", "../run")
@@ -93,6 +96,7 @@ def test_resume_in_the_original_directory_has_no_note(started: Path, monkeypatch
     assert "Note" not in done.stderr
 
 
+@pytest.mark.slow
 def test_missing_original_directory_is_an_error(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved = started.rename(started.parent / "moved")
     for command in (("run", "--resume"), ("regrade",)):
@@ -105,6 +109,7 @@ def test_missing_original_directory_is_an_error(started: Path, monkeypatch: pyte
     assert done.exit_code == 0, said(done)
 
 
+@pytest.mark.slow
 def test_missing_current_directory_is_an_error(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def into_what_is_gone() -> None:
         gone = started.parent / "gone"

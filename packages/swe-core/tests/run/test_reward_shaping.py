@@ -34,6 +34,7 @@ def run(*args: str) -> Result:
     return CliRunner().invoke(cli, ["run", *args])
 
 
+@pytest.mark.slow
 def test_failing_plugin_loses_no_verdict_and_a_resume_runs_nothing_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

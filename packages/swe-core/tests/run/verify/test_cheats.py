@@ -90,11 +90,7 @@ ELSEWHERE = {
 """Cheats that need another environment than the test's, and why."""
 
 
-FAST = {
-    "conftest-root", "sitecustomize", "tests-linked", "stale-bytecode", "forged-summary", "runtest-patched",
-    "unittest-patched", "history-at-test", "tests-rewritten",
-}  # fmt: skip
-"""At least one of each kind."""
+FAST = {"conftest-root", "unittest-patched", "tests-linked"}
 
 
 @pytest.mark.parametrize(
@@ -128,7 +124,8 @@ async def test_cheat_finds_no_fix_in_pruned_history(provider: SandboxProvider, f
     assert await patch_of(provider, functions, cheat, pruned=True) == b""
 
 
-@pytest.mark.parametrize("name", ["history-at-work", pytest.param("history-at-test", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["history-at-work", "history-at-test"])
 async def test_cheat_finds_fix_between_base_and_head(
     provider: SandboxProvider, make_task: Any, repository: Path, tmp_path: Path, name: str
 ) -> None:
