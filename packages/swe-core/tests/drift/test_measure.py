@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
@@ -73,7 +72,6 @@ def test_measure_names_thinking_that_is_dropped_after_a_user_message() -> None:
 
 
 def test_measure_takes_sampled_ids_from_the_record() -> None:
-    """Ids that the tokenizer would not give for the same text are lost once the text is tokenised again."""
     template = qwen3()[1]
     single = [id_ for letter in "Done." for id_ in template.ids(letter)]
     sampled = {0: [*single, template.ids("<|im_end|>")[0]]}
@@ -84,55 +82,23 @@ def test_measure_takes_sampled_ids_from_the_record() -> None:
     assert 0 < found.anew.lost <= len(single)
     assert found.difference is not None
     assert (found.difference.turn, found.difference.message) == (1, 1)
+    other = drift(*session(*WORK, sampled={0: [5, 6, 7]}))  # of another tokenizer
+    assert (other.exact, other.ours.rows) == (0, 1)
 
 
-def test_measure_does_not_take_ids_of_another_tokenizer() -> None:
-    sampled = {0: [5, 6, 7]}
-    found = drift(*session(*WORK, sampled=sampled))
-    assert (found.exact, found.ours.rows) == (0, 1)
-
-
-ANOTHER = session(user("Fix it."), reply("Another."))[0]
 NEXT = session(*WORK, user("A"), reply("B"))[-1]
-COMPACTED = session(user("Sum up."), reply("I look.", None, CALL), result("call00001", "x"), reply("E"))[-1]
-
-
-@pytest.mark.parametrize(
-    ("then", "causes", "rows"),
-    [
-        (ANOTHER, {}, 2),
-        (NEXT, {}, 1),
-        (COMPACTED, {"rewritten": 1}, 2),
-    ],
-    ids=["a new conversation", "the next turn", "a rewritten history"],
-)
-def test_measure_counts_rows_as_the_ledger_does(
-    then: RecordedTurn, causes: dict[str, int], rows: int
-) -> None:
-    found = drift(*session(*WORK), then)
-    assert (found.ours.rows, found.ours.causes) == (rows, causes)
-
-
-def test_measure_keeps_a_dropped_turn_as_context_only() -> None:
-    first, second = session(*WORK)
-    kept = drift(first, second)
-    found = drift(replace(first, dropped="title"), second)
-    assert (found.turns, found.dropped, found.ours.rows, found.ours.lost) == (2, 1, 1, 0)
-    assert 0 < found.sampled < kept.sampled
 
 
 def test_measure_says_what_the_template_refuses() -> None:
     renderer, _ = qwen3()
-    strict = (
-        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
-    )
+    strict = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
     source = strict + "<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
     tokenizer = make_tokenizer(QWEN3_TOKENS, chat_template=source, eos_token="<|im_end|>")
     found = measure(RecordedConversation("c", session(*WORK)), renderer, ChatTemplate(tokenizer, source, {}))
     assert (found.turns, found.skipped) == (1, 1)
     assert found.refused is not None
     assert found.refused.startswith("turn 1: ")
-    assert "no tools here" in found.refused
+    assert "no tools" in found.refused
 
 
 def test_measure_of_a_template_that_never_extends() -> None:

@@ -53,25 +53,20 @@ class Recorder:
         added = self._diff.added(index, {"messages": messages, "tools": TOOLS})._asdict()
         tokens = self._log.add(index, sampled, dropped)
         ended = self.renderer.stop_ids.isdisjoint(ids[-1:])
-        self.turns.append(
-            make_turn(
-                index, **added, reply=message, tokens=tokens, finish_reason="length" if ended else "stop"
-            )
-        )
+        known = {"tokens": tokens, "finish_reason": "length" if ended else "stop"}
+        self.turns.append(make_turn(index, **added, reply=message, **known))
         return message
 
 
-calls = st.fixed_dictionaries(
-    {
-        "then": st.sampled_from(["on", "on", "on", "back", "new", "edited"]),
-        "text": st.sampled_from(["I look.", "Done.", "", "  x\n"]),
-        "thought": st.sampled_from(["", "Where?"]),
-        "call": st.booleans(),
-        "letters": st.booleans(),  # sampled letter by letter, as no tokenizer cuts the text
-        "cut": st.integers(0, 3),
-        "dropped": st.sampled_from([None, None, None, "title"]),
-    }
-)
+calls = st.fixed_dictionaries({
+    "then": st.sampled_from(["on", "on", "on", "back", "new", "edited"]),
+    "text": st.sampled_from(["I look.", "Done.", "", "  x\n"]),
+    "thought": st.sampled_from(["", "Where?"]),
+    "call": st.booleans(),
+    "letters": st.booleans(),  # sampled letter by letter, as no tokenizer cuts the text
+    "cut": st.integers(0, 3),
+    "dropped": st.sampled_from([None, None, None, "title"]),
+})  # fmt: skip
 
 
 @given(st.lists(calls, min_size=1, max_size=8))

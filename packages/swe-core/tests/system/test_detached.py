@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import anyio
 import pytest
@@ -105,8 +105,7 @@ async def test_context_that_fails_to_open_raises() -> None:
         yield
 
     with pytest.raises(SandboxError, match="no room"):
-        async with held(context(), WHAT, 10, SandboxError):
-            pass
+        await AsyncExitStack().enter_async_context(held(context(), WHAT, 10, SandboxError))
 
 
 @pytest.mark.anyio
@@ -130,7 +129,7 @@ async def test_cancelled_opening_closes_the_context() -> None:
 
 
 def test_abandoned_work_does_not_block_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "CLOSING", 0.01)
 
@@ -151,9 +150,6 @@ def test_abandoned_work_does_not_block_the_event_loop(
                 pass
 
     anyio.run(main)
-    said = [record.message for record in caplog.records if record.name == module.__name__]
-    left = " did not end within 0.01 s and was abandoned"
-    assert said == [what + left for what in ("a call", "a close", "a box")]
 
 
 def test_twice_cancelled_work_is_abandoned(

@@ -15,10 +15,8 @@ from swe_core.interception.server import InterceptionServer
 from swe_core.system.http_server import serve
 
 
-@asynccontextmanager
-async def plain() -> AsyncIterator[str]:
-    async with serve(web.AppRunner(web.Application(), shutdown_timeout=0.1)) as origin:
-        yield origin
+def plain() -> AbstractAsyncContextManager[str]:
+    return serve(web.AppRunner(web.Application(), shutdown_timeout=0.1))
 
 
 @asynccontextmanager

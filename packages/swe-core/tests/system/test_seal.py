@@ -19,7 +19,6 @@ def _own_seals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_seal_waits_until_file_times_are_unambiguous(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float, waits: list[float]
 ) -> None:
-    """It does not wait for a clock that was set back."""
     path = tmp_path / "file"
     path.write_text("x")
     slept: list[float] = []

@@ -93,8 +93,8 @@ def refused(*arguments: str, leads: bool = True) -> str:
 
 
 def test_exited_owner_gets_no_server() -> None:
-    ended = subprocess.Popen(["true"])
-    ended.wait()
+    with subprocess.Popen(["true"]) as ended:
+        pass
     with suppress(ProcessLookupError):
         os.kill(ended.pid, 0)
         pytest.skip("its number was given away again")
@@ -105,7 +105,6 @@ def test_exited_owner_gets_no_server() -> None:
     ("arguments", "says"),
     [
         ((str(os.getpid()), "true"), "process group of its own"),
-        (("12",), "usage:"),
         (("twelve", "true"), "usage:"),
         ((str(os.getpid()), "/no/such"), "'/no/such' cannot be started: No such file"),
     ],
