@@ -1,4 +1,4 @@
-"""The page of a rollout in a real browser: links into folded parts, and a rollout that goes on."""
+"""Pages in a real browser: folded parts, keys, filters, charts, search, and a rollout that goes on."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from playwright.sync_api import Page, expect
 
 from swe_core.api.records import Turn
 from swe_core.system.files import locked
+from swe_core.view import searching
 from swe_core.view.site import Site
+from swe_core.view.static_site import write_site
 from swe_testing.records import make_rollout, make_run, make_turn
 
 RUNNING = "run/run/rollout/t-0/"
+Shown = Callable[[Site], str]
 
 
 def turn(index: int, **fields: Any) -> Turn:
@@ -27,7 +30,7 @@ def turn(index: int, **fields: Any) -> Turn:
     return make_turn(index, kept=2 * index, messages=messages, reply=reply, **fields)
 
 
-def test_running_rollout_grows_in_place(page: Page, shown: Callable[[Site], str], tmp_path: Path) -> None:
+def test_running_rollout_grows_in_place(page: Page, shown: Shown, tmp_path: Path) -> None:
     """New turns and results appear. What is open, selected and in sight stays."""
     run = make_run(tmp_path / "run", planned=1)
     folder = run.folder("t-0")
@@ -62,19 +65,15 @@ def test_running_rollout_grows_in_place(page: Page, shown: Callable[[Site], str]
 
 
 @pytest.mark.slow
-def test_link_into_the_test_log_unfolds_it(page: Page, shown: Callable[[Site], str], training: Path) -> None:
+def test_link_into_the_test_log_unfolds_it(page: Page, shown: Shown, training: Path) -> None:
     page.goto(f"{shown(Site([training]))}/run/train/rollout/moto-7365-g0-1/")
     expect(page.locator("#test-log pre")).to_be_hidden()
     page.get_by_role("link", name="in the test log").first.click()
     expect(page.locator("#test-log .failing").first).to_be_in_viewport()
-    page.reload()
-    expect(page.locator("#test-log .failing").first).to_be_in_viewport()
 
 
 @pytest.mark.slow
-def test_place_of_a_search_is_unfolded_and_marked(
-    page: Page, shown: Callable[[Site], str], training: Path
-) -> None:
+def test_place_of_a_search_is_unfolded_and_marked(page: Page, shown: Shown, training: Path) -> None:
     page.goto(f"{shown(Site([training]))}/run/train/")
     page.locator("header [name=q]").fill("SED -n 10,19P")
     page.keyboard.press("Enter")
@@ -86,9 +85,7 @@ def test_place_of_a_search_is_unfolded_and_marked(
 
 
 @pytest.mark.slow
-def test_attempts_are_walked_and_pages_have_keys(
-    page: Page, shown: Callable[[Site], str], training: Path
-) -> None:
+def test_attempts_are_walked_and_pages_have_keys(page: Page, shown: Shown, training: Path) -> None:
     page.goto(f"{shown(Site([training]))}/run/train/rollout/moto-7365-g0-1/")
     page.get_by_role("link", name="attempt 2").click()
     page.wait_for_url("**/moto-7365-g0-2/")
@@ -105,7 +102,7 @@ def test_attempts_are_walked_and_pages_have_keys(
 
 @pytest.mark.slow
 def test_two_runs_are_compared_from_the_list(
-    page: Page, shown: Callable[[Site], str], training: Path, tmp_path: Path
+    page: Page, shown: Shown, training: Path, tmp_path: Path
 ) -> None:
     lines = [orjson.loads(line) for line in (training / "rollouts.jsonl").read_bytes().splitlines()]
     other = make_run(tmp_path / "other")
@@ -121,3 +118,80 @@ def test_two_runs_are_compared_from_the_list(
     page.goto(page.url.replace("compare/train/other", "run/other"))
     page.locator("[data-open]").select_option("train")
     page.wait_for_url("**/compare/train/other/")
+
+
+@pytest.mark.slow
+def test_chart_is_drawn_from_its_data(page: Page, shown: Shown, training: Path) -> None:
+    page.goto(f"{shown(Site([training]))}/run/train/")
+    figure = page.locator("figure", has=page.get_by_role("heading", name="loss", exact=True))
+    drawn = figure.locator("path.line").get_attribute("d") or ""
+    places = [tuple(map(float, point.split())) for point in drawn.removeprefix("M").split("L")]
+    assert len(places) == 40
+    assert places[0][1] < places[1][1] < places[-1][1]  # the loss 0.1 / n falls, and y points down
+    assert places[1][0] - places[0][0] == pytest.approx(places[2][0] - places[1][0])
+    figure.locator("svg").hover()
+    expect(figure.locator(".read")).to_contain_text(":")
+
+
+@pytest.mark.slow
+def test_filter_hides_rows_and_lives_in_the_url(page: Page, shown: Shown, training: Path) -> None:
+    page.goto(f"{shown(Site([training]))}/run/train/")
+    expect(page.locator(".row:visible")).to_have_count(4)
+    page.keyboard.press("/")
+    page.keyboard.type("dask")
+    expect(page.locator(".row:visible")).to_have_count(1)
+    assert page.url.endswith("?text=dask")
+    page.reload()
+    expect(page.locator(".row:visible")).to_have_count(1)
+
+
+@pytest.mark.slow
+def test_keys_walk_the_items(page: Page, shown: Shown, training: Path) -> None:
+    page.goto(f"{shown(Site([training]))}/run/train/")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    expect(page.locator(".here")).to_have_text("g0")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/group/g0/")
+    page.keyboard.press("g")
+    page.keyboard.press("h")
+    page.wait_for_url("**:*/")
+
+
+@pytest.mark.slow
+def test_search_begins_with_a_key(page: Page, shown: Shown, training: Path) -> None:
+    page.goto(f"{shown(Site([training]))}/run/train/group/g0/")
+    page.keyboard.press("/")
+    page.keyboard.type("parse_offset")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/search/?q=parse_offset")
+    expect(page.locator("mark").first).to_have_text("parse_offset")
+    page.locator("#search-form [name=in]").select_option("patch")
+    page.get_by_role("button", name="Search").click()
+    page.wait_for_url("**&in=patch**")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**#patch")
+
+
+@pytest.mark.slow
+def test_static_copy_is_searched(
+    page: Page, training: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "SHARD", 2_000)
+    write_site(Site([training], live=False), tmp_path / "site")
+    assert (tmp_path / "site" / "search" / "3.js").is_file()
+    page.goto((tmp_path / "site" / "run" / "train" / "index.html").as_uri())
+    page.keyboard.press("/")
+    page.locator("header [name=q]").fill("PARSE_offset")
+    page.keyboard.press("Enter")
+    expect(page.locator(".hits > li")).to_have_count(16)
+    expect(page.locator("#said")).to_have_text("16 rollouts have it.")
+    expect(page.locator("mark").first).to_have_text("parse_offset")
+    page.locator("#search-form [name=in]").select_option("patch")
+    page.get_by_role("button", name="Search").click()
+    expect(page.locator("#said")).to_contain_text("14 rollouts have it.")
+    page.locator(".hits a").first.click()
+    page.wait_for_url("**/index.html?q=PARSE_offset#patch")
+    expect(page.locator("#patch")).to_be_in_viewport()
