@@ -25,8 +25,6 @@ def test_trajectory_has_the_conversation_with_its_tokens(run: RunDirectory, expo
     add(run, rollout("a-0"))
     found = trajectory(exported(run, "atif"), run, "a-0")
     assert (found.schema_version, found.trajectory_id, found.agent.name) == ("ATIF-v1.8", "a-0", "mini")
-    assert found.agent.tool_definitions is not None
-    assert found.agent.tool_definitions[0]["function"]["name"] == "bash"
     asked, called, last = found.steps
     assert (asked.source, asked.message) == ("user", "look")
     assert called.tool_calls is not None
@@ -107,15 +105,12 @@ def test_folders_are_those_of_a_job_of_harbor(run: RunDirectory, exported: Expor
     add(run, rollout("b-1", outcome="cancelled", cancelled_as="stale", reward=None, grade=None))
     folder = exported(run, "atif")
     (job,) = (path for path in folder.iterdir() if path.is_dir())
-    good, bad = result_of(folder, "a-0"), result_of(folder, "a-1")
+    good, failed = result_of(folder, "a-0"), result_of(folder, "b-0")
     assert good["verifier_result"] == {"rewards": {"reward": 1.0}}
     assert good["environment_setup"]["finished_at"] == good["agent_execution"]["started_at"]
     assert (job / "a-0" / "artifacts" / "patch.diff").read_text() == "diff\n"
     assert json.loads((job / "a-1" / "verifier" / "reward.json").read_text()) == {"reward": 0.0}
     assert (job / "a-1" / "verifier" / "test-stdout.txt").read_text() == "1 failed\n"
-    assert bad["exception_info"] is None
-    failed = result_of(folder, "b-0")
-    assert failed["verifier_result"] is None
     assert failed["exception_info"]["exception_message"] == "sandbox: no memory"
     assert not (job / "b-0" / "agent" / "trajectory.json").exists()
     assert result_of(folder, "b-1")["exception_info"]["exception_type"] == "CancelledError"

@@ -38,8 +38,10 @@ def test_card_summarises_the_runs(tmp_path: Path) -> None:
 def test_card_has_no_local_path(tmp_path: Path) -> None:
     run = PushedRun.of(new_run(tmp_path / "run", run={"tasks": str(tmp_path / "rows.jsonl")}))
     run = run.with_shard([rollout("a-0", model=str(tmp_path / "weights"))])
-    run = run.model_copy(update={"notes": (f"see {Path.home()}/x",)})
+    notes = (f"see {Path.home()}/x", r"![a](http://x) \[b](http://y) `c`")
+    run = run.model_copy(update={"notes": notes})
     text = text_of(PushedRun.model_validate_json(run.model_dump_json()))
+    assert r"- \!\[a\](http://x) \\\[b\](http://y) \`c\`" in text  # neither a link nor an image
     assert str(tmp_path) not in text
     assert "| rows.jsonl | weights |" in text
 
@@ -59,9 +61,3 @@ def test_card_does_not_replace_unmarked_readme(tmp_path: Path) -> None:
     run = pushed(tmp_path)
     assert card("owner/rows", [run], "# Mine\n") is None
     assert card("owner/rows", [run], f"# Mine\n{BEGIN}\n") is None
-
-
-def test_card_shows_no_link_or_image_of_a_note(tmp_path: Path) -> None:
-    run = new_run(tmp_path / "run")
-    run.info = run.info.model_copy(update={"notes": (r"![a](http://x) \[b](http://y) `c`",)})
-    assert r"- \!\[a\](http://x) \\\[b\](http://y) \`c\`" in text_of(PushedRun.of(run))

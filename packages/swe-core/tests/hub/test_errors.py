@@ -66,12 +66,13 @@ def answer(status: int, **headers: str) -> Any:
 
 def test_expired_token_is_not_a_missing_repository() -> None:
     """The client raises RepositoryNotFoundError for nearly every 401 about a repository."""
-    expired = raised(lambda: hf_raise_for_status(answer(401, **{"X-Error-Message": "The token is expired"})))
-    assert isinstance(expired, RepositoryNotFoundError)
-    assert problem_of(expired).kind == "token"
-    absent = raised(lambda: hf_raise_for_status(answer(401, **{"X-Error-Code": "RepoNotFound"})))
-    assert isinstance(absent, RepositoryNotFoundError)
-    assert problem_of(absent).kind == "missing"
+    for headers, kind in (
+        ({"X-Error-Message": "The token is expired"}, "token"),
+        ({"X-Error-Code": "RepoNotFound"}, "missing"),
+    ):
+        error = raised(lambda headers=headers: hf_raise_for_status(answer(401, **headers)))
+        assert isinstance(error, RepositoryNotFoundError)
+        assert problem_of(error).kind == kind
 
 
 def test_taken_name_is_rejected(threaded_hf: LocalHF) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -228,56 +226,6 @@ def test_no_secret_is_uploaded(hf: LocalHF, run: RunDirectory, monkeypatch: pyte
     whole = b"\n".join([*files.values(), json.dumps(rows_of(repo(hf)), default=str).encode()])
     assert [secret for secret in secrets if secret.encode() in whole] == []
     assert whole.count(b"[redacted]") > 3
-
-
-KILLED = """
-import sys
-from pathlib import Path
-from swe_core.hub.options import PushOptions
-from swe_core.hub.push import push_run
-from swe_core.rollout.run_directory import RunDirectory
-from swe_core.hub import push
-push.MAX_ROWS = 1
-print("ready", flush=True)
-push_run(RunDirectory.open(Path(sys.argv[1])), PushOptions(to=sys.argv[2]))
-"""
-
-
-@pytest.mark.parametrize("calls", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_killed_push_is_completed_by_the_next(hf: LocalHF, run: RunDirectory, calls: int) -> None:
-    """Killed after `calls` commits have arrived."""
-    hf.faults.latency = 0.05
-    environment = {**os.environ, **hf.environment()}
-    child = subprocess.Popen([sys.executable, "-c", KILLED, str(run.path), TO], env=environment)
-    while hf.calls["hub.commit"] < calls and child.poll() is None:
-        time.sleep(0.005)
-    child.kill()
-    child.wait()
-    assert hf.calls["hub.commit"] >= calls
-    hf.faults.latency = 0.0
-    push_run(run, PushOptions(to=TO))
-    assert ids_of(repo(hf)) == ["t-0", "t-1", "t-2"]
-
-
-@pytest.mark.slow  # it imports datasets, in a process of its own
-def test_datasets_library_reads_the_data_set(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
-    push_run(run, PushOptions(to=TO))
-    run.folder("u-0").close()
-    run.append(error("u-0", "the sandbox died"))  # a shard in which most columns are null
-    push_run(run, PushOptions(to=TO))
-    script = (
-        "import datasets, json, sys\n"
-        "rows = datasets.load_dataset(sys.argv[1], split='train')\n"
-        "print(json.dumps([rows.num_rows, rows[0]['messages'][1]['tool_calls'][0]['function']['name'],"
-        " sorted(rows['id']), rows.features['chains'].feature['input_ids'].feature.dtype]))"
-    )
-    environment = {**os.environ, **hf.environment(), "HF_DATASETS_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-c", script, TO], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [4, "bash", ["t-0", "t-1", "t-2", "u-0"], "int32"]
 
 
 def test_missing_extra_is_named(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

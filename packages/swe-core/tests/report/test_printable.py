@@ -9,6 +9,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+from click import Command
 from click.testing import CliRunner
 from rich.console import Console
 from rich.table import Table
@@ -114,15 +115,9 @@ def test_page_is_harmless(run: RunDirectory) -> None:
     assert_harmless(shown)
 
 
-@pytest.mark.parametrize("options", [[], ["--all"]])
-def test_report_is_harmless(run: RunDirectory, options: list[str]) -> None:
-    done = CliRunner().invoke(report, [str(run.path), *options], catch_exceptions=False)
-    assert "=1+1 <U+202E>" in done.stdout
-    assert_harmless(done.stdout)
-
-
-def test_shown_rollout_is_harmless(run: RunDirectory) -> None:
-    done = CliRunner().invoke(show, [str(run.path), "r-0", "--full"], catch_exceptions=False)
+@pytest.mark.parametrize(("command", "options"), [(report, ""), (report, "--all"), (show, "r-0 --full")])
+def test_terminal_is_harmless(run: RunDirectory, command: Command, options: str) -> None:
+    done = CliRunner().invoke(command, [str(run.path), *options.split()], catch_exceptions=False)
     assert "=1+1 <U+202E>" in done.stdout
     assert_harmless(done.stdout)
 

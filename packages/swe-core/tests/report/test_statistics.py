@@ -65,20 +65,6 @@ def test_wilson_interval_contains_its_share(share: float, trials: float) -> None
     assert high <= wide_high + 1e-12
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=50))
-def test_one_attempt_per_task_gives_the_wilson_interval(resolved: list[bool]) -> None:
-    (one,) = estimates([task(1, int(value), str(number)) for number, value in enumerate(resolved)])
-    assert (one.k, one.tasks) == (1, len(resolved))
-    assert (one.low, one.high) == pytest.approx(wilson(fmean(resolved), len(resolved)), abs=1e-9)
-
-
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=30))
-def test_effective_trials_lie_between_tasks_and_attempts(resolved: list[int]) -> None:
-    values = [count / 4 for count in resolved]
-    trials = effective_trials(values, 4 * len(values))
-    assert len(values) <= trials <= 4 * len(values)
-
-
 def test_effective_trials_apply_the_design_effect() -> None:
     values = [0.0, 0.5, 1.0, 0.5]
     of_the_mean = np.var(values) / len(values)
