@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import cast
 
 import anyio
@@ -28,44 +28,44 @@ from .helpers import BOTH, cancelling, on_this_host, program_of
 PATIENCE = 60.0
 
 
-@pytest.mark.parametrize("language", BOTH)
-def test_bytes_arrive_unchanged_in_both_directions(language: str) -> None:
-    data = os.urandom(3_000_000)
+@contextmanager
+def bridged(language: str) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
+    """The program, and the connection that it has made."""
     pipe = subprocess.PIPE
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(PATIENCE)
         argv = [*program_of("bridge", language), str(server.getsockname()[1])]
-        with subprocess.Popen(argv, stdin=pipe, stdout=pipe) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-            connection, _ = server.accept()
-            with connection:
-                connection.settimeout(PATIENCE)
-                for start in range(0, len(data), 50_000):
-                    piece = data[start : start + 50_000]
-                    process.stdin.write(piece)
-                    process.stdin.flush()
-                    assert connection.recv(len(piece), socket.MSG_WAITALL) == piece
-                    connection.sendall(piece)
-                    assert process.stdout.read(len(piece)) == piece
-            assert process.stdout.read() == b""  # it ends with the connection
-            assert process.wait(PATIENCE) == 0
+        with subprocess.Popen(argv, stdin=pipe, stdout=pipe) as process, server.accept()[0] as connection:
+            connection.settimeout(PATIENCE)
+            yield process, connection
+
+
+@pytest.mark.parametrize("language", BOTH)
+def test_bytes_arrive_unchanged_in_both_directions(language: str) -> None:
+    data = os.urandom(3_000_000)
+    with bridged(language) as (process, connection):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        for start in range(0, len(data), 50_000):
+            piece = data[start : start + 50_000]
+            process.stdin.write(piece)
+            process.stdin.flush()
+            assert connection.recv(len(piece), socket.MSG_WAITALL) == piece
+            connection.sendall(piece)
+            assert process.stdout.read(len(piece)) == piece
+        connection.close()
+        assert process.stdout.read() == b""  # it ends with the connection
+        assert process.wait(PATIENCE) == 0
 
 
 @pytest.mark.parametrize("language", BOTH)
 def test_it_ends_with_its_standard_input(language: str) -> None:
     """As the connection that runs it does."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(PATIENCE)
-        argv = [*program_of("bridge", language), str(server.getsockname()[1])]
-        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-            connection, _ = server.accept()
-            with connection:
-                connection.settimeout(PATIENCE)
-                process.communicate(timeout=PATIENCE)
-                assert connection.recv(1) == b""
-            assert process.returncode == 0
+    with bridged(language) as (process, connection):
+        process.communicate(timeout=PATIENCE)
+        assert connection.recv(1) == b""
+        assert process.returncode == 0
 
 
 @pytest.mark.parametrize("language", BOTH)
@@ -73,8 +73,7 @@ def test_port_where_nothing_listens(language: str) -> None:
     with refusing() as url:
         argv = [*program_of("bridge", language), url.rpartition(":")[2]]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE)
-    assert done.stdout == b""
-    assert done.returncode != 0
+    assert (done.stdout, done.returncode == 0) == (b"", False)
 
 
 @pytest.mark.anyio

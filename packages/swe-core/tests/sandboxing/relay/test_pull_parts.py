@@ -112,7 +112,7 @@ def test_calls_per_minute_are_bounded(answers: list[tuple[float, float]], slow: 
 
 
 def test_answer_pace_slows_down() -> None:
-    """At once, then after 0.5 s, 2 s, 5 s, 5 s; the end at once; then nothing."""
+    """At once, then after 0.5 s, 2 s, 5 s, 5 s; the end at once; then nothing. A closed one is forgotten."""
     clock = Clock()
     pace = Pace(clock)
     pace.refill = 0.0
@@ -128,12 +128,8 @@ def test_answer_pace_slows_down() -> None:
     assert pace.due() == -math.inf
     pace.sent()
     assert pace.due() == math.inf
-
-
-def test_pace_forgets_closed_connections() -> None:
-    pace = Pace(Clock())
-    pace.more(1)
-    pace.forget(1)
+    pace.more(2)
+    pace.forget(2)
     assert pace.due() == math.inf
 
 

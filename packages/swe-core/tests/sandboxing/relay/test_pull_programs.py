@@ -20,11 +20,7 @@ import pytest
 from anyio.abc import SocketStream
 
 from swe_core.sandboxing.relay.frames import Gone, Question, RequestFrame, Unpacker, pack
-from swe_core.sandboxing.relay.pull_relay import (
-    HttpTransport,
-    TransportError,
-    http_client,
-)
+from swe_core.sandboxing.relay.pull_relay import HttpTransport, TransportError, http_client
 from swe_testing.sandbox.base import PATIENCE
 
 from .helpers import BOTH, LANGUAGES, program_of, running
@@ -103,10 +99,8 @@ async def test_request_and_answer(inside: Inside) -> None:
         [(frame, body)] = await inside.poll()
         assert isinstance(frame, RequestFrame)
         assert (frame.method, frame.path, body) == ("PUT", "/a%2Fb/../c?d='e'|f", b"\x00\xff\n")
-        assert [pair for pair in frame.headers if pair[0].lower() == "x-one"] == [
-            ("X-One", "café"),
-            ("x-one", "two"),
-        ]
+        ones = [pair for pair in frame.headers if pair[0].lower() == "x-one"]
+        assert ones == [("X-One", "café"), ("x-one", "two")]
         headers = [["Set-Cookie", "a=1"], ["Set-Cookie", "b=café"], ["Content-Length", "2"]]
         await inside.push(answer(frame.id, headers=headers))
         said = await heard(agent, b"ok")
@@ -218,30 +212,28 @@ def leave(agent: socket.socket, how: str) -> None:
 @pytest.mark.parametrize("how", LEAVING)
 async def test_client_that_leaves_while_its_body_waits_is_never_asked_for(inside: Inside, how: str) -> None:
     """It may ask again already: two generations would run. What was counted for it is free again."""
-    address = ("127.0.0.1", inside.port)
     most = SETTINGS["bodies"] - 1000
     with ExitStack() as stack:
-        first, second, third, fourth, fifth = (
-            stack.enter_context(socket.create_connection(address, PATIENCE)) for _ in range(5)
-        )
+
+        def client() -> socket.socket:
+            return stack.enter_context(socket.create_connection(("127.0.0.1", inside.port), PATIENCE))
+
+        first, second, third = client(), client(), client()
         first.sendall(post("/first", most))
         assert asked_in(await inside.poll()) == [("/first", 1)]
-        second.sendall(post("/second", 2000))
-        await seen(inside)
-        third.sendall(post("/third", 2000))
-        await seen(inside)
+        for agent, path in ((second, "/second"), (third, "/third")):
+            agent.sendall(post(path, 2000))
+            await seen(inside)
         leave(second, how)
         await seen(inside)
-        await inside.push(answer(1))
-        assert asked_in(await inside.poll()) == [("/third", 2)]
-        fourth.sendall(post("/fourth", most))
-        await seen(inside)
-        await inside.push(answer(2))
-        assert asked_in(await inside.poll()) == [("/fourth", 3)]
-        fifth.sendall(post("/fifth", 2000))
-        await seen(inside)
-        await inside.push(answer(3))
-        assert asked_in(await inside.poll()) == [("/fifth", 4)]
+        for number, (path, later, size) in enumerate(
+            (("/third", "/fourth", most), ("/fourth", "/fifth", 2000), ("/fifth", "", 0)), start=1
+        ):
+            await inside.push(answer(number))
+            assert asked_in(await inside.poll()) == [(path, number + 1)]
+            if later:
+                client().sendall(post(later, size))
+                await seen(inside)
 
 
 @pytest.mark.slow
