@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Collection, Iterator
 from contextlib import closing
@@ -67,15 +66,9 @@ def unused(engine: docker.APIClient) -> Iterator[set[str]]:
 @pytest.mark.anyio
 @pytest.mark.docker
 async def test_asset_is_copied_once_for_all(
-    elsewhere: None,
-    engine: docker.APIClient,
-    unused: set[str],
-    docker_image: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    elsewhere: None, engine: docker.APIClient, unused: set[str], docker_image: str, tmp_path: Path
 ) -> None:
     """Also by several providers at once; and again after a user has removed it."""
-    caplog.set_level(logging.INFO, "swe_sandbox_docker")
     (tmp_path / "file").write_text("content")
     (tmp_path / "link").symlink_to("file")
     asset = Asset(name="tool", path=tmp_path, digest="1")

@@ -52,11 +52,8 @@ async def test_failure_is_caused_by_the_patch(
     spec = SandboxSpec(image=docker_image, repository=tmp_path, network="none", memory_mb=512)
     repo = await make_repository(tmp_path)
     task = task.model_copy(update={"base_commit": repo})
-    graded = (
-        await next(iter(swe_graders()))
-        .create(SweGraderConfig())
-        .grade(task, patch.encode(), provider, spec, 60)
-    )
+    swe = next(iter(swe_graders())).create(SweGraderConfig())
+    graded = await swe.grade(task, patch.encode(), provider, spec, 60)
     assert graded.grade.resolved is (broken == "a file of the tests" and status == "PASSED"), graded.grade
     if status == "PASSED" and not graded.grade.resolved:
         assert graded.grade.reason == "the files of the tests cannot be read again"

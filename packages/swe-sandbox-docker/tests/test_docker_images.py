@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import tarfile
 import threading
 import time
@@ -52,22 +53,16 @@ class Registry:
             file.size = len(content)
             archive.addfile(file, io.BytesIO(content))
         self.layer = layer.getvalue()
-        self.config = json.dumps(
-            {
-                "architecture": "amd64",
-                "os": "linux",
-                "config": {},
-                "rootfs": {"type": "layers", "diff_ids": [digest(self.layer)]},
-            }
-        ).encode()
-        self.manifest = json.dumps(
-            {
-                "schemaVersion": 2,
-                "mediaType": f"{_TYPE}.distribution.manifest.v2+json",
-                "config": described(self.config, f"{_TYPE}.container.image.v1+json"),
-                "layers": [described(self.layer, f"{_TYPE}.image.rootfs.diff.tar")],
-            }
-        ).encode()
+        rootfs = {"type": "layers", "diff_ids": [digest(self.layer)]}
+        config = {"architecture": "amd64", "os": "linux", "config": {}, "rootfs": rootfs}
+        self.config = json.dumps(config).encode()
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": f"{_TYPE}.distribution.manifest.v2+json",
+            "config": described(self.config, f"{_TYPE}.container.image.v1+json"),
+            "layers": [described(self.layer, f"{_TYPE}.image.rootfs.diff.tar")],
+        }
+        self.manifest = json.dumps(manifest).encode()
         self.host = ""
 
     @property
@@ -146,26 +141,6 @@ async def opening(provider: DockerProvider, image: str | None) -> None:
         pytest.fail("it opened")
 
 
-@pytest.mark.parametrize(
-    ("image", "kind", "says"),
-    [
-        ("127.0.0.1:1/x:1", ImageNotFound, "127.0.0.1:1/x:1'.*cannot be pulled: .*refused.*; check its name"),
-        ("No Name!", SandboxError, "'No Name!' cannot be"),
-        (None, SandboxError, "needs an image and the task names none"),
-    ],
-)
-async def test_image_that_is_unavailable(
-    provider: DockerProvider, image: str | None, kind: type[SandboxError], says: str
-) -> None:
-    with pytest.raises(kind, match=says):
-        await opening(provider, image)
-
-
-async def test_image_that_may_not_be_pulled(docker_engine: str) -> None:
-    with pytest.raises(ImageNotFound, match=r"'127.0.0.1:1/x:1' is not on this host and sandbox.docker"):
-        await opening(DockerProvider(DockerConfig(pull="never")), "127.0.0.1:1/x:1")
-
-
 BUILT = "swe-core-test-built:1"
 
 
@@ -174,6 +149,26 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The folder with the Dockerfile of `BUILT`."""
     monkeypatch.setattr(images, "BUILT", {BUILT: tmp_path})
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("image", "pull", "kind", "says"),
+    [
+        ("127.0.0.1:1/x:1", "missing", ImageNotFound, "/x:1'.*cannot be pulled: .*refused.*; check its name"),
+        ("127.0.0.1:1/x:1", "never", ImageNotFound, "/x:1' is not on this host and sandbox.docker"),
+        ("No Name!", "missing", SandboxError, "'No Name!' cannot be"),
+        (None, "missing", SandboxError, "needs an image and the task names none"),
+        (BUILT, "missing", ImageNotFound, "cannot be built: .*refused.* `docker build -t {} {}`"),
+        (BUILT, "never", ImageNotFound, "'never'; build it: `docker build -t {} {}`, or set"),
+    ],
+)
+async def test_image_that_is_unavailable(
+    docker_engine: str, folder: Path, image: str | None, pull: str, kind: type[SandboxError], says: str
+) -> None:
+    (folder / "Dockerfile").write_text("FROM 127.0.0.1:1/none:1\n")
+    provider = DockerProvider(DockerConfig.model_validate({"pull": pull}))
+    with pytest.raises(kind, match=says.format(BUILT, folder)):
+        await opening(provider, image)
 
 
 async def test_image_of_the_demo_is_built_once_for_all_who_wait(
@@ -198,29 +193,7 @@ async def test_image_of_the_demo_is_built_once_for_all_who_wait(
     finally:
         engine.remove_image(BUILT)
     lines = [record.message for record in caplog.records if BUILT in record.message]
-    assert lines[0] == f"building the image {BUILT}, once on this host"
-    assert lines[1:3] == [
-        f"building the image {BUILT}: Step 1/2 : FROM {docker_image}",
-        f"building the image {BUILT}: Step 2/2 : LABEL made=here",
-    ]
-    assert lines[3].startswith(f"built the image {BUILT} in ")
-    assert len(lines) == 4
-
-
-async def test_image_that_cannot_be_built_says_how_to_build_it(
-    provider: DockerProvider, folder: Path
-) -> None:
-    (folder / "Dockerfile").write_text("FROM 127.0.0.1:1/none:1\n")
-    says = (
-        rf"'{BUILT}' is not on this host and cannot be built: .*refused.* `docker build -t {BUILT} {folder}`"
-    )
-    with pytest.raises(ImageNotFound, match=says):
-        await opening(provider, BUILT)
-
-
-async def test_image_that_may_not_be_built_says_how_to_build_it(docker_engine: str, folder: Path) -> None:
-    with pytest.raises(ImageNotFound, match=f"'never'; build it: `docker build -t {BUILT} {folder}`, or set"):
-        await opening(DockerProvider(DockerConfig(pull="never")), BUILT)
+    assert len(lines) == 4, "one who builds says its start, each step and its end"
 
 
 async def test_pull_once_with_progress_for_all_who_wait(
@@ -246,14 +219,10 @@ async def test_pull_once_with_progress_for_all_who_wait(
         engine.remove_image(registry.name)
     assert registry.layers == 1
     assert len(problems) == 4
-    for problem in problems:
-        assert problem.startswith(f"cannot open a sandbox of the image {registry.name!r}: ")
-        assert "its shell (sh) does not run on this machine: " in problem
-        assert "No such file or directory" in problem
+    says = rf"cannot open .* {registry.name!r}: .*its shell \(sh\) does not run .*No such file or directory"
+    assert all(re.match(says, problem) for problem in problems)
     lines = [record.message for record in caplog.records]
-    assert lines[0] == f"pulling the image {registry.name} to this host"
     assert any("of 1 layers done, " in line and "of 2.0 MB downloaded" in line for line in lines[1:-1])
-    assert lines[-1].startswith(f"pulled the image {registry.name} to this host in ")
 
 
 async def test_failed_pull_is_reported_to_all_and_retried_later(provider: DockerProvider) -> None:

@@ -6,9 +6,7 @@ import errno
 import json
 import platform
 import signal
-import zipfile
 from dataclasses import replace
-from pathlib import Path
 
 import docker
 import pytest
@@ -65,12 +63,9 @@ ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page))
 """
 
 _WORK = """
-import asyncio, concurrent.futures, multiprocessing, socket, subprocess, sys, tempfile, threading
+import asyncio, concurrent.futures, multiprocessing, socket
 
-def square(number):
-    return number * number
-
-async def echo():
+async def work():
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     assert await reader.read() == b""
@@ -78,17 +73,15 @@ async def echo():
     assert await child.wait() == 0
 
 if __name__ == "__main__":
-    asyncio.run(echo())
-    assert subprocess.run(["sh", "-c", "exit 3"]).returncode == 3
+    asyncio.run(work())
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(square, range(9)))[-1] == 64
+        assert list(threads.map(abs, range(9)))[-1] == 8
     for method in ("fork", "spawn"):
         with multiprocessing.get_context(method).Pool(2) as pool:
-            assert pool.map(square, [3]) == [9]
+            assert pool.map(abs, [-3]) == [3]
     one, other = socket.socketpair()
     one.send(b"x")
-    assert other.recv(1) == b"x"
-    print("done")
+    print(other.recv(1).decode())
 """
 
 
@@ -128,16 +121,9 @@ def test_allowed_system_calls() -> None:
     """Each call once, and none that needs an argument checked or a capability."""
     names = allowed()
     assert len(names) == len(set(names))
-    denied = {
-        *seccomp.MISSING,
-        *NUMBERS["x86_64"],
-        "socketcall",
-        "personality",
-        "reboot",
-        "syslog",
-        "setdomainname",
-    }
-    denied |= {"fsopen", "fsmount", "move_mount", "open_tree", "mount_setattr", "pidfd_getfd", "kcmp", "iopl"}
+    denied = {*seccomp.MISSING, *NUMBERS["x86_64"], "socketcall", "personality", "reboot", "syslog"}
+    denied |= {"setdomainname", "fsopen", "fsmount", "move_mount", "open_tree", "mount_setattr"}
+    denied |= {"pidfd_getfd", "kcmp", "iopl"}
     assert not denied & set(names)
     assert {"read", "execve", "futex", "rseq", "ptrace", "uretprobe"} <= set(names)
     assert json.loads(seccomp.profile())["defaultAction"] == "SCMP_ACT_ERRNO"
@@ -163,13 +149,8 @@ async def test_namespaces_and_sockets_are_distinguished_by_their_arguments(
     """The kernel takes a family as an int: the upper half of the register does not count."""
     known = numbers()
     vsock, new_user, upper = 40, 0x10000000, 1 << 32
-    denied = [
-        ("socket", vsock),
-        ("socket", vsock | upper),
-        ("socketpair", vsock),
-        ("socket", 38),
-        ("clone", new_user),
-    ]
+    denied = [("socket", vsock), ("socket", vsock | upper), ("socketpair", vsock), ("socket", 38)]
+    denied.append(("clone", new_user))
     fine = [("socket", 1), ("socket", 2 | upper), ("socket", 2)]
     found = await attempt(provider, spec, *((known[name], first) for name, first in (*denied, *fine)))
     assert found == [errno.EPERM] * len(denied) + [0] * len(fine)
@@ -186,24 +167,10 @@ async def test_calls_of_another_architecture_fail(provider: DockerProvider, spec
 
 @pytest.mark.docker
 @pytest.mark.slow
-async def test_ordinary_work_continues(provider: DockerProvider, spec: SandboxSpec, tmp_path: Path) -> None:
-    wheel = tmp_path / "tiny-1-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("tiny.py", "x = 1\n")
-        archive.writestr("tiny-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1\n")
-        archive.writestr(
-            "tiny-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr("tiny-1.dist-info/RECORD", "")
+async def test_ordinary_work_continues(provider: DockerProvider, spec: SandboxSpec) -> None:
     async with provider.open(spec) as sandbox:
         await sandbox.write("/tmp/work.py", _WORK.encode())
-        assert await sh(sandbox, "python3 /tmp/work.py") == "done\n"
-        await sh(
-            sandbox, "git init -q . && git -c user.name=a -c user.email=a@b commit -q --allow-empty -m x"
-        )
-        await sandbox.write(f"/tmp/{wheel.name}", wheel.read_bytes())
-        await sh(sandbox, f"python3 -m pip install -q --no-index --target /tmp/site /tmp/{wheel.name}")
-        assert await sh(sandbox, "PYTHONPATH=/tmp/site python3 -c 'import tiny; print(tiny.x)'") == "1\n"
+        assert await sh(sandbox, "python3 /tmp/work.py") == "x\n"
 
 
 @pytest.mark.docker
@@ -232,28 +199,24 @@ async def test_engine_without_seccomp_is_refused(
 
 
 @pytest.mark.docker
-async def test_runtime_that_ignores_it_is_found_out(
-    provider: DockerProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("profile", "says"),
+    [
+        ("unconfined", "does not apply swe-core's seccomp profile"),  # as gVisor, whatever the engine says
+        ("no profile", r"seccomp profile.*; use an engine .* to 'engine' to trust its own"),
+    ],
+    ids=("ignored", "refused"),
+)
+async def test_filter_that_is_not_applied_is_found_out(
+    provider: DockerProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch, profile: str, says: str
 ) -> None:
-    """As gVisor's does, whatever the engine says of itself."""
-    monkeypatch.setattr("swe_sandbox_docker.provider.profile", lambda: "unconfined")
-    with pytest.raises(PolicyRefused, match="does not apply swe-core's seccomp profile"):
+    monkeypatch.setattr("swe_sandbox_docker.provider.profile", lambda: profile)
+    with pytest.raises(PolicyRefused, match=says):
         async with provider.open(spec):
             pass
-    async with provider.open(spec.model_copy(update={"network": "full"})) as sandbox:
-        await sh(sandbox, "true")
-
-
-@pytest.mark.docker
-async def test_engine_that_refuses_it(
-    provider: DockerProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("swe_sandbox_docker.provider.profile", lambda: "no profile")
-    with pytest.raises(
-        PolicyRefused, match=r"seccomp profile.*; use an engine .* to 'engine' to trust its own"
-    ):
-        async with provider.open(spec):
-            pass
+    if profile == "unconfined":
+        async with provider.open(spec.model_copy(update={"network": "full"})) as sandbox:
+            await sh(sandbox, "true")
 
 
 @pytest.mark.docker
