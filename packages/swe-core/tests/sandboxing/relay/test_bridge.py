@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import cast
 
@@ -109,8 +109,41 @@ async def test_requests_go_through_commands_inside() -> None:
     assert len(commands) > 1
 
 
+Pulled = Callable[[bridge.Start, int], Awaitable[list[str]]]
+
+
+@pytest.fixture
+def pulled(monkeypatch: pytest.MonkeyPatch) -> Pulled:
+    """Makes so many connections to port 0 at once by a function that starts commands; their errors."""
+
+    async def ask(start: bridge.Start, number: int) -> list[str]:
+        errors: list[str] = []
+
+        @asynccontextmanager
+        async def pulling(
+            sandbox: object, endpoint: str, connect: Callable[[int], Transport]
+        ) -> AsyncIterator[str]:
+            async def pull() -> None:
+                with pytest.raises(TransportError) as caught:
+                    async with connect(0).pull("/", {}):
+                        pass
+                errors.append(str(caught.value))
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(number):
+                    tasks.start_soon(pull)
+            yield ""
+
+        monkeypatch.setattr(bridge, "reach_by_pull", pulling)
+        with anyio.fail_after(PATIENCE):
+            async with reach_by_bridge(cast(Sandbox, None), "", start):
+                return errors
+
+    return ask
+
+
 @pytest.mark.anyio
-async def test_any_port_and_any_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_any_port_and_any_number_of_connections(pulled: Pulled) -> None:
     """Port 0, on which nothing can listen, is port 0 inside too; and no connection waits for another."""
     ports: list[str] = []
     all_there = anyio.Event()
@@ -122,21 +155,48 @@ async def test_any_port_and_any_number_of_connections(monkeypatch: pytest.Monkey
         await all_there.wait()
         raise SandboxError("not here")
 
-    @asynccontextmanager
-    async def pulling(
-        sandbox: object, endpoint: str, connect: Callable[[int], Transport]
-    ) -> AsyncIterator[str]:
-        async def pull() -> None:
-            with pytest.raises(TransportError, match="not here"):
-                async with connect(0).pull("/", {}):
-                    pass
+    errors = await pulled(start, 30)
+    assert ports == ["0"] * 30
+    assert all("not here" in error for error in errors)
 
-        async with anyio.create_task_group() as tasks:
-            for _ in range(30):
-                tasks.start_soon(pull)
-        yield ""
 
-    monkeypatch.setattr(bridge, "reach_by_pull", pulling)
-    with anyio.fail_after(PATIENCE):
-        async with reach_by_bridge(cast(Sandbox, None), "", start):
-            assert ports == ["0"] * 30
+class Breaking(ByteStream):
+    """A command that says this, and is then lost."""
+
+    def __init__(self, *said: bytes, end: type[Exception] = anyio.BrokenResourceError) -> None:
+        self.said, self.end, self.closed = [*said], end, False
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        if not self.said:
+            raise self.end("lost")
+        return self.said.pop(0)
+
+    async def send(self, item: bytes) -> None:
+        if self.said == []:
+            raise self.end("lost")
+
+    async def send_eof(self) -> None:
+        return
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (Breaking(b"rea", end=anyio.EndOfStream), "nothing answers on port 0 inside"),
+        (Breaking(b"rea"), "lost"),
+        (Breaking(b"ready\n"), "lost"),
+        (Breaking(b"ready\n", b"HTTP/1.1 200"), "lost"),
+    ],
+    ids=("ends early", "breaks early", "cannot be written to", "cannot be read from"),
+)
+async def test_command_that_is_lost_is_closed(pulled: Pulled, command: Breaking, says: str) -> None:
+    async def start(argv: list[str]) -> ByteStream:
+        return command
+
+    (error,) = await pulled(start, 1)
+    assert says in error
+    assert command.closed

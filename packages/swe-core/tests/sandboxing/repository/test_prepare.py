@@ -341,50 +341,35 @@ async def test_commits_above_the_base_become_one(provider: SandboxProvider, aged
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("other", ["future", "diverged"])
-async def test_unrelated_base_commit_is_an_error(provider: SandboxProvider, aged: Repo, other: str) -> None:
-    if other == "diverged":
-        aged.sh(
-            "git commit -q --allow-empty -m other; git branch -m main away; git branch -m future diverged"
-        )
-    wanted = aged.sh(f"git rev-parse {other}").strip()
-    assert (await refusal(provider, aged, base_commit=wanted)).startswith(
-        f"the base_commit '{wanted}' of the task 't-1' is not an ancestor of the HEAD '{aged.head}' of the "
-    )
-    async with prepared(provider, aged, base_commit=wanted, bug_patch=BUG) as (sandbox, base):
-        assert await sh(sandbox, "git rev-list HEAD") == f"{base.commit}\n"
-
-
 ABSENT = "c0ffee" * 6
 """A commit that is in no repository."""
+NO_ANCESTOR = "is not an ancestor of the HEAD '{head}' of the "
+NOT_THERE = "is not in the repository '/testbed' in the sandbox{of}, whose HEAD is '{head}': use an image"
 
 
 @pytest.mark.parametrize(
-    ("wanted", "image"),
+    ("wanted", "image", "says"),
     [
-        (ABSENT, "owner/an-image:1"),
-        (f"{ABSENT}^", None),  # the parent of a fix
+        ("future", None, NO_ANCESTOR),
+        ("diverged", None, NO_ANCESTOR),
+        (ABSENT, "owner/an-image:1", NOT_THERE),  # a row may name the image of another one
+        (f"{ABSENT}^", None, NOT_THERE),  # the parent of a fix
     ],
 )
-async def test_missing_base_commit_is_an_error(
-    provider: SandboxProvider, aged: Repo, wanted: str, image: str | None
+async def test_base_commit_below_which_head_is_not_is_an_error(
+    provider: SandboxProvider, aged: Repo, wanted: str, image: str | None, says: str
 ) -> None:
-    """A row may name the image of another one."""
+    if wanted == "diverged":
+        aged.sh(
+            "git commit -q --allow-empty -m other; git checkout -q -b mine; git branch -m future diverged"
+        )
+    if says == NO_ANCESTOR:
+        wanted = aged.sh(f"git rev-parse {wanted}").strip()
     of = "" if image is None else f" of the image {image!r}"
-    assert (await refusal(provider, aged, image=image, base_commit=wanted)).startswith(
-        f"the base_commit '{wanted}' of the task 't-1' is not in the repository '/testbed' in the sandbox"
-        f"{of}, whose HEAD is '{aged.head}': use an image"
-    )
+    begins = f"the base_commit '{wanted}' of the task 't-1' {says.format(head=aged.head, of=of)}"
+    assert (await refusal(provider, aged, image=image, base_commit=wanted)).startswith(begins)
     async with prepared(provider, aged, base_commit=wanted, bug_patch=BUG) as (sandbox, base):
         assert await sh(sandbox, "git rev-list HEAD") == f"{base.commit}\n"
-
-
-@pytest.mark.parametrize("name", ["main", "HEAD^"])
-async def test_base_commit_is_not_resolved_as_a_name(
-    provider: SandboxProvider, aged: Repo, name: str
-) -> None:
-    async with prepared(provider, aged, base_commit=name) as (_, base):
-        assert (base.commit, base.unchecked) == (aged.head, "base_commit is no commit's id")
 
 
 @pytest.mark.parametrize("where", slow_but(["head"], ["head", "above"]))
@@ -404,20 +389,25 @@ async def test_base_commit_may_be_the_parent_of_the_fix(
         assert await sh(sandbox, SEARCH + FSCK) == ""
 
 
-@pytest.mark.parametrize("kind", slow_but(["shallow"], ["made anew", "shallow"]))
-async def test_repository_without_history_has_no_base_commit(
-    provider: SandboxProvider, aged: Repo, kind: str
-) -> None:
-    made = "git clone -q --depth 1 file://$PWD ../made"
-    if kind == "made anew":
-        made = (
-            "rm -rf .git; cp -r . ../made; cd ../made; git init -q; git add -A;"
-            "git -c user.name=A -c user.email=a@b commit -q -m 1"
+ANEW = "rm -rf .git; cp -r . ../made; cd ../made; git init -q; git add -A; git commit -q -m 1"
+UNCHECKED = {
+    "main": ("", "base_commit is no commit's id"),
+    "HEAD^": ("", "base_commit is no commit's id"),
+    "made anew": (ANEW, "the repository has no history"),
+    "shallow": ("git clone -q --depth 1 file://$PWD ../made", "the repository has no history"),
+}
+
+
+@pytest.mark.parametrize("kind", slow_but(["HEAD^", "shallow"], UNCHECKED))
+async def test_base_commit_that_cannot_be_checked(provider: SandboxProvider, aged: Repo, kind: str) -> None:
+    make, why = UNCHECKED[kind]
+    if make:
+        aged.sh(
+            f"export GIT_AUTHOR_NAME=A GIT_COMMITTER_NAME=A GIT_AUTHOR_EMAIL=a GIT_COMMITTER_EMAIL=a;{make}"
         )
-    aged.sh(made)
-    aged.path = aged.path.parent / "made"
-    async with prepared(provider, aged, base_commit=ABSENT) as (_, base):
-        assert (base.commit, base.unchecked) == (aged.head, "the repository has no history")
+        aged.path = aged.path.parent / "made"
+    async with prepared(provider, aged, base_commit=ABSENT if make else kind) as (_, base):
+        assert (base.commit, base.unchecked) == (aged.head, why)
 
 
 async def test_worktree_and_alternates_elsewhere_are_prepared(provider: SandboxProvider, aged: Repo) -> None:
