@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -90,8 +90,10 @@ async def ask(port: int, path: str, key: str | None = None) -> httpx.Response:
                     await anyio.sleep(0.01)
 
 
-async def test_supervisor_answers_before_it_starts_anything(make: Make, port: int) -> None:
-    supervisor = make()
+@pytest.mark.parametrize("opens", [True, False])
+async def test_supervisor_answers_before_it_starts_anything(make: Make, port: int, opens: bool) -> None:
+    """Without a key, to nobody who asks for its state."""
+    supervisor = make(environment=None if opens else {KEY: ""})
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(supervisor.run, port)
         assert (await ask(port, "/health")).json() == {"status": "ok"}
@@ -99,15 +101,8 @@ async def test_supervisor_answers_before_it_starts_anything(make: Make, port: in
         for key in (None, "", "x" * len(OPEN)):
             assert (await ask(port, "/state", key)).status_code == 403
         reply = await ask(port, "/state", OPEN)
-        assert State.model_validate_json(reply.content).phase == "starting"
-        tasks.cancel_scope.cancel()
-
-
-async def test_without_a_key_no_request_is_sent(make: Make, port: int) -> None:
-    supervisor = make(environment={KEY: ""})
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(supervisor.run, port)
-        assert (await ask(port, "/state", "")).status_code == 403
+        assert reply.status_code == (200 if opens else 403)
+        assert not opens or State.model_validate_json(reply.content).phase == "starting"
         tasks.cancel_scope.cancel()
 
 
@@ -174,97 +169,68 @@ async def test_signal_stops_the_supervisor_and_the_run_can_resume(
     assert make().resumed
 
 
-@pytest.mark.parametrize("code", [0, 1])
+@pytest.mark.parametrize(
+    ("code", "trouble", "paused"), [(0, None, True), (1, None, True), (0, "hub", True), (0, "token", False)]
+)
 async def test_space_pauses_itself_in_the_end(
-    make: Make, port: int, local_hf: LocalHF, ending: Ending, code: int
-) -> None:
+    make: Make, port: int, local_hf: LocalHF, ending: Ending, monkeypatch: pytest.MonkeyPatch,
+    code: int, trouble: str | None, paused: bool,
+) -> None:  # fmt: skip
+    """A Hub in trouble is asked again. Where the token may not, it ends and says so."""
     await _space()
+    if trouble == "hub":
+        local_hf.faults.plan("spaces.pause", 503)
+    elif trouble == "token":
+        monkeypatch.setenv("HF_TOKEN", local_hf.add_token(["repo.content.read"]))
     supervisor = make(environment={"SPACE_ID": NAME})
     ending(supervisor, code)
     assert await supervisor.run(port) == code
-    assert local_hf.hub.space(NAME).paused
+    assert local_hf.hub.space(NAME).paused == paused
     assert supervisor.state().phase == ("failed" if code else "done")
-
-
-async def test_hub_in_trouble_is_asked_again(
-    make: Make, port: int, local_hf: LocalHF, ending: Ending
-) -> None:
-    await _space()
-    local_hf.faults.plan("spaces.pause", 503)
-    supervisor = make(environment={"SPACE_ID": NAME})
-    ending(supervisor, 0)
-    assert await supervisor.run(port) == 0
-    assert local_hf.hub.space(NAME).paused
-    assert any("cannot be paused" in line for line in supervisor.state().lines)
-
-
-async def test_space_that_cannot_be_paused_ends_and_says_so(
-    make: Make, port: int, local_hf: LocalHF, ending: Ending, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await _space()
-    monkeypatch.setenv("HF_TOKEN", local_hf.add_token(["repo.content.read"]))
-    supervisor = make(environment={"SPACE_ID": NAME})
-    ending(supervisor, 0)
-    assert await supervisor.run(port) == 0
-    assert not local_hf.hub.space(NAME).paused
-    assert any(f"the Space '{NAME}' cannot be paused" in line for line in supervisor.state().lines)
+    said = any(f"the Space '{NAME}' cannot be paused" in line for line in supervisor.state().lines)
+    assert said == (trouble is not None)
 
 
 async def _space() -> None:
     from huggingface_hub import HfApi
 
-    def create() -> None:
-        HfApi().create_repo(NAME, repo_type="space", space_sdk="docker")
-
+    create = partial(HfApi().create_repo, NAME, repo_type="space", space_sdk="docker")
     await anyio.to_thread.run_sync(create)
 
 
 PUSHED = ("push.to=tester/kept",)
 
 
-def _kept(settings: Mapping[str, object]) -> Callable[[str, Path], int]:
-    """A repository that keeps a run with these settings."""
+@pytest.mark.parametrize(
+    ("changed", "code", "said"),
+    [
+        ((), 0, "restored step 3 from 'tester/kept'"),
+        (("run.attempts=2",), 2, "'tester/kept' has the checkpoints of a training with other settings"),
+    ],
+)
+async def test_run_comes_from_the_hub_if_the_disk_is_empty(
+    make: Make, port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    changed: tuple[str, ...], code: int, said: str,
+) -> None:  # fmt: skip
+    """Another training of that name is left alone."""
+    supervisor, begun = make(sets=PUSHED), []
+    settings = load_settings(Path("train.toml"), [*PUSHED, *changed]).model_dump(mode="json")
 
     def restore(repo_id: str, run: Path) -> int:
         assert repo_id == "tester/kept"
-        info = new_run_info({}, dict(settings), None, (), {})
-        RunDirectory.create(run, info, Redactor())
+        RunDirectory.create(run, new_run_info({}, settings, None, (), {}), Redactor())
         return 3
-
-    return restore
-
-
-async def test_run_comes_from_the_hub_if_the_disk_is_empty(
-    make: Make, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    supervisor = make(sets=PUSHED)
-    settings = load_settings(Path("train.toml"), PUSHED).model_dump(mode="json")
-    monkeypatch.setattr(module, "restore", _kept(settings))
-    begun = []
 
     async def train() -> int:
         begun.append(supervisor.command()[1])
         return 0
 
+    monkeypatch.setattr(module, "restore", restore)
     monkeypatch.setattr(supervisor, "_train", train)
-    assert await supervisor.run(port) == 0
-    assert begun == ["--resume"]
-    assert "restored step 3 from 'tester/kept'" in supervisor.state().lines
-
-
-async def test_another_training_of_that_name_is_left_alone(
-    make: Make, port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    supervisor = make(sets=PUSHED)
-    other = load_settings(Path("train.toml"), [*PUSHED, "run.attempts=2"]).model_dump(mode="json")
-    monkeypatch.setattr(module, "restore", _kept(other))
-    assert await supervisor.run(port) == 2
-    assert (
-        supervisor.state()
-        .lines[0]
-        .startswith("swe-core: error: 'tester/kept' has the checkpoints of a training with other settings")
-    )
-    assert not (tmp_path / "data" / "run").exists()
+    assert await supervisor.run(port) == code
+    assert begun == ([] if code else ["--resume"])
+    assert said in "".join(supervisor.state().lines)
+    assert (tmp_path / "data" / "run").exists() == (code == 0)
 
 
 async def test_hub_that_does_not_say_what_it_keeps_is_not_replaced(
@@ -303,19 +269,14 @@ def test_output_has_no_secret_and_no_control_character(texts: list[str]) -> None
     said = Said([SECRET])
     for text in texts:
         said.add(f"{text}{SECRET}\x1b[31m{text}\n")
+    assert said.add("  1%\r 50%\r100% done\r\n") == "100% done"  # the last state of a progress bar
+    assert said.add("\r\n") is None
     for line in said.lines:
         assert SECRET not in line
         assert not re.search(r"[\x00-\x1f\x7f-\x9f]", line)
-
-
-def test_log_has_the_last_state_of_a_progress_bar() -> None:
-    said = Said([])
-    assert said.add("  1%\r 50%\r100% done\r\n") == "100% done"
-    assert said.add("\r\n") is None
-    for number in range(100):
+    for number in range(60):
         said.add(str(number))
-    assert said.lines[-1] == "99"
-    assert len(said.lines) == 50
+    assert (len(said.lines), said.lines[-1]) == (50, "59")
 
 
 def test_progress_of_a_run(tmp_path: Path) -> None:
@@ -330,7 +291,3 @@ def test_progress_of_a_run(tmp_path: Path) -> None:
             file.write(orjson.dumps({"step": step, "values": {"loss": 0.5}}) + b"\n")
         file.write(b'{"step": 2000')  # being written
     assert phase_of(tmp_path) == ("training", 1999)
-
-
-def test_program_is_run_beside_this_python() -> None:
-    assert Path(sys.executable).with_name("swe-core").is_file()

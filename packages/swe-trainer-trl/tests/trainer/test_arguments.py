@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,32 +32,54 @@ def made(grpo: dict[str, Any] | None = None, config: TRLConfig | None = None, **
     return grpo_arguments(config or TRLConfig(grpo=grpo or {}), output_dir=Path("run/trainer"), **options)
 
 
+CISPO = {"loss_type": "cispo"}
+CORRECTED = {"vllm_importance_sampling_correction": True}
+
+
 def adapter(**config: Any) -> Any:
     from swe_trainer_trl.trainer.arguments import lora_config
 
     return lora_config(TRLConfig.model_validate(config))
 
 
-def refusal(grpo: dict[str, Any], **options: Any) -> str:
+def refused(of: Callable[[], object]) -> str:
+    """The one sentence of its refusal."""
     with pytest.raises(ConfigError) as raised:
-        made(grpo, **options)
-    return one_sentence(raised.value)
-
-
-def one_sentence(error: ConfigError) -> str:
-    text = str(error)
+        of()
+    text = str(raised.value)
     assert "\n" not in text
     assert "Traceback" not in text
     return text
 
 
 def test_keys_reach_trl() -> None:
+    """As text too, which an environment variable holds. What the user sets wins over defaults."""
     from swe_trainer_trl.compat import AsyncGRPOConfig
 
-    got = made({"learning_rate": 3e-6, "epsilon_high": 0.28, "max_steps": 5, "num_generations": 4})
+    got = made({"learning_rate": "3e-6", "epsilon_high": 0.28, "gradient_checkpointing": "false"})
     assert isinstance(got, AsyncGRPOConfig)
-    assert (got.learning_rate, got.epsilon_high, got.max_steps, got.num_generations) == (3e-6, 0.28, 5, 4)
-    assert got.output_dir == "run/trainer"
+    assert (got.learning_rate, got.epsilon_high, got.gradient_checkpointing) == (3e-6, 0.28, False)
+    assert (got.output_dir, got.save_steps, got.save_total_limit) == ("run/trainer", 10, 2)
+    defaults = {"run_name": "ours", "project": "ours", "no_such_key": 1}
+    got = made({"save_steps": 500, "num_generations": 4, "run_name": "theirs"}, defaults=defaults)
+    assert (got.save_steps, got.num_generations, got.run_name, got.project) == (500, 4, "theirs", "ours")
+    assert made({"num_generations": 4}, group_size=6).num_generations == 6
+
+
+@pytest.mark.parametrize(("cuda", "bf16"), [(False, False), (True, None)])
+def test_precision(monkeypatch: pytest.MonkeyPatch, cuda: bool, bf16: bool | None) -> None:
+    """Nothing is added where there is CUDA. TRL would then check for itself, so it is replaced."""
+    from swe_trainer_trl.compat import AsyncGRPOConfig
+
+    @dataclasses.dataclass
+    class Seen(AsyncGRPOConfig):
+        def __post_init__(self) -> None: ...
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: cuda)
+    monkeypatch.setattr("swe_trainer_trl.trainer.arguments.AsyncGRPOConfig", Seen)
+    got = made({})
+    assert (got.use_cpu, got.bf16) == (not cuda, bf16)
+    assert made({"bf16": True}).bf16 is True  # a default, no rule
 
 
 @pytest.mark.parametrize(("concurrency", "wanted", "ahead"), [(64, None, 22), (4, None, 8), (64, 5, 5)])
@@ -68,82 +91,55 @@ def test_default_groups_ahead_follow_the_concurrency(
     config = TRLConfig(groups_ahead=wanted)
     step = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 16, "max_staleness": 4}
     job = TrainingJob(
-        config=config,
-        directory=Path("run"),
-        tasks=[],
+        config=config, directory=Path("run"), tasks=[], model="my-model", model_config=None, adapter=None,
         settings=Settings(run=RunOptions(concurrency=concurrency)),
-        model="my-model",
-        model_config=None,
         arguments=made({**step, "num_generations": 8}),
-        adapter=None,
-    )
+    )  # fmt: skip
     assert _feed_options(job, None).groups_ahead == ahead
 
 
-def test_numbers_as_text_are_numbers() -> None:
-    """An environment variable holds text."""
-    got = made({"learning_rate": "1e-5", "max_steps": "7", "gradient_checkpointing": "false"})
-    assert (got.learning_rate, got.max_steps, got.gradient_checkpointing) == (1e-5, 7, False)
-
-
-def test_attempts_win_over_num_generations() -> None:
-    assert made({"num_generations": 4}, group_size=6).num_generations == 6
-    assert made({"num_generations": 4}).num_generations == 4
-
-
-def test_precision_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    got = made({})
-    assert (got.use_cpu, got.bf16) == (True, False)
-    assert made({"bf16": True}).bf16 is True  # a default, no rule
-
-
-def test_precision_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is added where there is CUDA. TRL then checks for itself, so it is replaced."""
-    import torch
-
-    from swe_trainer_trl.compat import AsyncGRPOConfig
-
-    if torch.cuda.is_available():
-        pytest.skip("this machine has CUDA")
-    seen: dict[str, Any] = {}
-
-    @dataclasses.dataclass
-    class Seen(AsyncGRPOConfig):
-        def __post_init__(self) -> None:
-            seen.update(use_cpu=self.use_cpu, bf16=self.bf16)
-
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("swe_trainer_trl.trainer.arguments.AsyncGRPOConfig", Seen)
-    made({})
-    assert seen == {"use_cpu": False, "bf16": None}
-
-
 @pytest.mark.parametrize(
-    ("grpo", "words"),
+    ("config", "words"),
     [
-        ({"learning_rat": 1.0}, ["worker.trl.grpo.learning_rat", "did you mean 'learning_rate'?"]),
-        ({"learning_rate": "fast"}, ["learning_rate", "'fast'", "float"]),
-        ({"dtype": "int8"}, ["dtype", "'int8'", "bfloat16"]),
-        ({"optim": "adamm"}, ["worker.trl.grpo", "adamm"]),
-        ({"temperature": 0}, ["temperature", "above 0"]),
-        ({"top_p": 1.5}, ["top_p", "at most 1"]),
-        ({"min_p": 2}, ["min_p", "0 to 1"]),
-        ({"num_generations": 1}, ["num_generations", "at least 2"]),
-        ({"max_staleness": -1}, ["max_staleness", "at least 0"]),
-        ({"max_completion_length": 512}, ["max_completion_length", "engine.vllm.max_tokens"]),
-        ({"output_dir": "x"}, ["output_dir", "--out"]),
-        ({"hub_token": "secret"}, ["hub_token", "HF_TOKEN"]),
+        ({"grpo": {"learning_rat": 1.0}}, ["worker.trl.grpo.learning_rat", "did you mean 'learning_rate'?"]),
+        ({"grpo": {"learning_rate": "fast"}}, ["learning_rate", "'fast'", "float"]),
+        ({"grpo": {"dtype": "int8"}}, ["dtype", "'int8'", "bfloat16"]),
+        ({"grpo": {"optim": "adamm"}}, ["worker.trl.grpo", "adamm"]),
+        ({"grpo": {"temperature": 0}}, ["temperature", "above 0"]),
+        ({"grpo": {"top_p": 1.5}}, ["top_p", "at most 1"]),
+        ({"grpo": {"min_p": 2}}, ["min_p", "0 to 1"]),
+        ({"grpo": {"num_generations": 1}}, ["num_generations", "at least 2"]),
+        ({"grpo": {"max_staleness": -1}}, ["max_staleness", "at least 0"]),
+        ({"grpo": {"max_completion_length": 512}}, ["max_completion_length", "engine.vllm.max_tokens"]),
+        ({"grpo": {"hub_token": "secret"}}, ["hub_token", "HF_TOKEN"]),
+        ({"grpo": {"report_to": "tensorbord"}}, ["no tracker 'tensorbord'; did you mean 'tensorboard'?"]),
+        ({"grpo": {"report_to": ["wandb", "x-y-z"]}}, ["no tracker 'x-y-z'; there are: all, azure_ml"]),
+        ({"grpo": {"report_to": "dvclive"}}, ["'dvclive' needs its library", ": pip install dvclive"]),
+        ({"min_scored": 5, "grpo": {"num_generations": 4}}, ["group of 4 attempts cannot have 5 verdicts"]),
+        ({"loss": CISPO}, ["worker.trl.grpo.epsilon_high is None, but with"]),
+        ({"loss": CISPO, "grpo": {"epsilon_high": 0.28}}, ["set it to 1 or more, such as 5.0"]),
+        ({"loss": {"delta": 1.2}}, ["worker.trl.loss.delta is 1.2, but must be above 1.2"]),
+        ({"loss": {"delta": 1.25}, "grpo": {"epsilon_high": 0.28}}, ["must be above 1.28"]),
+        ({"grpo": {"epsilon": -0.2}}, ["worker.trl.grpo.epsilon is -0.2"]),
+        ({"grpo": {"epsilon_high": "nan"}}, ["worker.trl.grpo.epsilon_high is nan"]),
+        (
+            {"loss": {"beta": 0.1}, "weight_sync": "disk", "lora": {"bias": "all"}},
+            ["bias is 'all', which trains"],
+        ),
     ],
 )
-def test_refused_values(grpo: dict[str, Any], words: list[str]) -> None:
-    text = refusal(grpo)
-    for word in words:
-        assert word in text
+def test_settings_that_are_refused(config: dict[str, Any], words: list[str]) -> None:
+    text = refused(lambda: made(config=TRLConfig.model_validate(config)))
+    assert [word for word in words if word not in text] == []
     assert "secret" not in text
 
 
-# -- the loss ----------------------------------------------------------------------------------------------
+def test_variants_need_trl_that_packs_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, rows are laid out in another way."""
+    monkeypatch.setattr("swe_trainer_trl.trainer.arguments.packing_module", None)
+    made()
+    config = TRLConfig.model_validate({"loss": {"beta": 0.1}})
+    assert "has its own loss only: pip install 'trl==1.16.0'" in refused(lambda: made(config=config))
 
 
 @pytest.mark.parametrize(
@@ -156,22 +152,13 @@ def test_refused_values(grpo: dict[str, Any], words: list[str]) -> None:
         ({"loss_type": "dapo"}, "worker.trl.normalize sets: use 'grpo'"),
         ({"loss_type": "ppo"}, "'grpo' or 'cispo'"),
         ({"delta": 0.9}, "greater than 1"),
-        ({"delta": 2.0, "loss_type": "cispo"}, "delta limits the ratio of 'grpo'"),
-        (
-            {"vllm_importance_sampling_mode": "token_mask"},
-            "_mode has no effect without vllm_importance_sampling_correction: set that to true",
-        ),
+        ({"delta": 2.0, **CISPO}, "delta limits the ratio of 'grpo'"),
+        ({"vllm_importance_sampling_mode": "token_mask"}, "_mode has no effect without vllm_importance_"),
         ({"vllm_importance_sampling_clip_max": 3.0}, "_clip_max has no effect without"),
-        (
-            {"vllm_importance_sampling_correction": True, "vllm_importance_sampling_clip_max": 0},
-            "greater than 0",
-        ),
-        (
-            {"vllm_importance_sampling_correction": True, "vllm_importance_sampling_clip_min": 5},
-            "_clip_min must be below vllm_importance_sampling_clip_max, which is 2",
-        ),
-        ({"vllm_importance_sampling_correction": True, "delta": 2}, "or leave delta out"),
-        ({"vllm_importance_sampling_correction": True, "loss_type": "cispo"}, "or leave loss_type out"),
+        ({**CORRECTED, "vllm_importance_sampling_clip_max": 0}, "greater than 0"),
+        ({**CORRECTED, "vllm_importance_sampling_clip_min": 5}, "_clip_min must be below vllm_importance"),
+        ({**CORRECTED, "delta": 2}, "or leave delta out"),
+        ({**CORRECTED, **CISPO}, "or leave loss_type out"),
     ],
 )
 def test_losses_that_are_refused(loss: dict[str, Any], words: str) -> None:
@@ -179,38 +166,6 @@ def test_losses_that_are_refused(loss: dict[str, Any], words: str) -> None:
         TRLConfig.model_validate({"loss": loss})
     assert words in raised.value.errors()[0]["msg"]
     assert len(raised.value.errors()) == 1
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"loss": {"loss_type": "cispo"}}, "worker.trl.grpo.epsilon_high is None, but with"),
-        (
-            {"loss": {"loss_type": "cispo"}, "grpo": {"epsilon_high": 0.28}},
-            "set it to 1 or more, such as 5.0",
-        ),
-        ({"loss": {"delta": 1.2}}, "worker.trl.loss.delta is 1.2, but must be above 1.2"),
-        ({"loss": {"delta": 1.25}, "grpo": {"epsilon_high": 0.28}}, "must be above 1.28"),
-        ({"grpo": {"epsilon": -0.2}}, "worker.trl.grpo.epsilon is -0.2"),
-        ({"grpo": {"epsilon_high": "nan"}}, "worker.trl.grpo.epsilon_high is nan"),
-        (
-            {"loss": {"beta": 0.1}, "weight_sync": "disk", "lora": {"bias": "all"}},
-            "worker.trl.lora.bias is 'all', which trains biases",
-        ),
-    ],
-)
-def test_losses_that_contradict_other_settings(config: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        made(config=TRLConfig.model_validate(config))
-    assert words in one_sentence(raised.value)
-
-
-def test_variants_need_trl_that_packs_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, rows are laid out in another way."""
-    monkeypatch.setattr("swe_trainer_trl.trainer.arguments.packing_module", None)
-    made()
-    with pytest.raises(ConfigError, match=r"has its own loss only: pip install 'trl==1.16.0'"):
-        made(config=TRLConfig.model_validate({"loss": {"beta": 0.1}}))
 
 
 def test_refused_keys_are_trls() -> None:
@@ -221,12 +176,7 @@ def test_refused_keys_are_trls() -> None:
     unknown = _REFUSED.keys() - {one.name for one in dataclasses.fields(AsyncGRPOConfig)}
     assert not unknown or TRL_VERSION != "1.16.0", unknown
     for key in _REFUSED.keys() - unknown:
-        assert f"worker.trl.grpo.{key} " in refusal({key: None})
-
-
-def test_group_smaller_than_the_verdicts_it_needs() -> None:
-    with pytest.raises(ConfigError, match=r"group of 4 attempts cannot have 5 verdicts"):
-        made(config=TRLConfig(min_scored=5), group_size=4)
+        assert f"worker.trl.grpo.{key} " in refused(lambda key=key: made({key: None}))
 
 
 @given(
@@ -248,15 +198,6 @@ def test_sampled_ids_are_the_trained_ids(
     assert engine.min_p == (min_p or 0.0)
 
 
-# -- LoRA --------------------------------------------------------------------------------------------------
-
-
-def test_adapter() -> None:
-    assert adapter() is None
-    got = adapter(lora={"r": 4, "lora_alpha": "8"})
-    assert (got.r, got.lora_alpha, got.target_modules, got.task_type) == (4, 8, "all-linear", "CAUSAL_LM")
-
-
 @pytest.mark.parametrize(
     ("lora", "words"),
     [
@@ -270,19 +211,14 @@ def test_adapter() -> None:
         ({"task_type": "SEQ_CLS"}, ["task_type"]),
     ],
 )
-def test_adapters_that_are_refused(lora: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(ConfigError) as raised:
-        adapter(lora=lora)
-    text = one_sentence(raised.value)
-    for word in words:
-        assert word in text
-
-
-def test_merged_adapters_may_be_of_any_kind() -> None:
+def test_adapters(lora: dict[str, Any], words: list[str]) -> None:
+    """Those of the table are refused; merged ones may be of any kind."""
+    text = refused(lambda: adapter(lora=lora))
+    assert [word for word in words if word not in text] == []
+    assert adapter() is None
+    got = adapter(lora={"r": 4, "lora_alpha": "8"})
+    assert (got.r, got.lora_alpha, got.target_modules, got.task_type) == (4, 8, "all-linear", "CAUSAL_LM")
     assert adapter(weight_sync="disk", lora={"use_dora": True, "target_modules": ["lm_head"]}).use_dora
-
-
-# -- presets -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -292,6 +228,11 @@ def test_presets_are_whole(name: str) -> None:
     for key, value in load_preset(name)["grpo"].items():
         assert getattr(got, key) == value
     assert (adapter(preset=name) is not None) == ("lora" in load_preset(name))
+    config = TRLConfig.model_validate({"preset": name, "grpo": {"max_steps": 3}})
+    assert TRLConfig.model_validate_json(config.model_dump_json()) == config
+    other = {"preset": f"{name}s"}, {"preset": "../x"}
+    for preset, said in zip(other, (f"did you mean '{name}'?", "lora, polar"), strict=True):
+        assert said in refused(lambda preset=preset: TRLConfig.model_validate(preset))
 
 
 def test_user_wins_over_a_preset_key_by_key() -> None:
@@ -304,18 +245,6 @@ def test_user_wins_over_a_preset_key_by_key() -> None:
     assert config.server.gpus == "3"
     assert config.server.max_model_len == ours["server"]["max_model_len"]
     assert TRLConfig.model_validate({"preset": "lora", "lora": None}).lora is None
-
-
-def test_settings_that_were_written_down_are_read_back() -> None:
-    config = TRLConfig.model_validate({"preset": "polar", "grpo": {"max_steps": 3}})
-    assert TRLConfig.model_validate_json(config.model_dump_json()) == config
-
-
-def test_unknown_preset() -> None:
-    with pytest.raises(ConfigError, match=r"no preset 'polr'; did you mean 'polar'\?"):
-        TRLConfig.model_validate({"preset": "polr"})
-    with pytest.raises(ConfigError, match="lora, polar"):
-        TRLConfig.model_validate({"preset": "../x"})
 
 
 _TABLES = st.recursive(
@@ -334,32 +263,3 @@ def test_overlay_keeps_all_of_the_top(base: dict[str, Any], top: dict[str, Any])
     for key in base.keys() | top.keys():
         if not (isinstance(base.get(key), dict) and isinstance(top.get(key), dict)):
             assert merged[key] == (top[key] if key in top else base[key])
-
-
-def test_checkpoints_are_saved_more_often_than_trl_does() -> None:
-    ours = made()
-    assert (ours.save_steps, ours.save_total_limit) == (10, 2)
-    theirs = made({"save_steps": 500, "save_total_limit": None})
-    assert (theirs.save_steps, theirs.save_total_limit) == (500, None)
-
-
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        ("tensorbord", "a training has no tracker 'tensorbord'; did you mean 'tensorboard'?"),
-        (["wandb", "tracker-x-y-z"], "a training has no tracker 'tracker-x-y-z'; there are: all, azure_ml"),
-    ],
-)
-def test_unknown_tracker_is_refused_with_a_near_name(names: object, words: str) -> None:
-    assert words in refusal({"report_to": names})
-
-
-def test_tracker_without_its_library_is_refused() -> None:
-    assert "'dvclive' needs its library, which is missing: pip install dvclive" in refusal(
-        {"report_to": "dvclive"}
-    )
-
-
-def test_defaults_give_way_to_the_users_values() -> None:
-    got = made({"run_name": "theirs"}, defaults={"run_name": "ours", "project": "ours", "no_such_key": 1})
-    assert (got.run_name, got.project) == ("theirs", "ours")

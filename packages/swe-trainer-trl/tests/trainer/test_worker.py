@@ -47,6 +47,8 @@ OBSTACLE = why_not(find_bwrap())
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 PLUGIN = Path(__file__).parents[1] / "scripted_rollouts.py"
 JOURNAL = "train.sqlite"
+MODULE = "swe_trainer_trl.trainer.worker."
+TASKS = ("demo__memofn-1", "demo__csvtidy-1", "demo__runall-1")
 ORDER = {"shuffle": True, "seed": 7}
 TRAINER = """
 import json, sys, time
@@ -84,16 +86,8 @@ class Training:
     metrics: Counter[str] = field(default_factory=Counter)
 
     def settings(self, **changed: Any) -> Settings:
-        run = {
-            "plugins": (),
-            "extra_plugins": (str(PLUGIN),),
-            "tasks": "demo",
-            "only": ("demo__memofn-1", "demo__csvtidy-1", "demo__runall-1"),
-            "agent": "scripted",
-            "engine": "scripted",
-            "grader": "scripted",
-            **changed,
-        }
+        run = {"plugins": (), "extra_plugins": (str(PLUGIN),), "tasks": "demo", "only": TASKS}
+        run |= {**dict.fromkeys(("agent", "engine", "grader"), "scripted"), **changed}
         engine = {"scripted": {"folder": str(self.folder)}}
         return Settings(run=run, agent={"scripted": {"mark": self.mark}}, engine=engine)
 
@@ -120,15 +114,9 @@ class Training:
 
         journal = Journal(self.run / JOURNAL)
         worker = TRLRolloutWorker(
-            settings or self.settings(),
-            self.run,
-            journal,
-            self.run / JOURNAL,
-            OPTIONS.model_copy(update={**ORDER, **options}),
-            queue_rows=99,
-            max_row=lambda: max_row,
-            check_others=check_others,
-        )
+            settings or self.settings(), self.run, journal, self.run / JOURNAL,
+            OPTIONS.model_copy(update={**ORDER, **options}), 99, lambda: max_row, check_others,
+        )  # fmt: skip
         self.workers.append(worker)
         self.journals.append(journal)
         return worker
@@ -168,9 +156,8 @@ class Training:
 
     def heard(self) -> None:
         """Until the process has said something more."""
-        worker = self.workers[-1]
-        last = worker._heard
-        self.until(lambda: worker._heard > last)
+        last = self.workers[-1]._heard
+        self.until(lambda: self.workers[-1]._heard > last)
 
     def unhealthy(self, stale_after_s: float = PATIENCE) -> str:
         """What `check_health` raises in the end."""
@@ -284,20 +271,6 @@ def test_rows_that_are_too_old_when_they_are_asked_for_are_marked_and_make_room(
 
 
 @pytest.mark.slow
-def test_restarts_do_not_age_what_waits(training: Training) -> None:
-    """Each announces a version, of weights that have not changed."""
-    worker = training.start(groups_ahead=1)
-    training.until(lambda: worker.rollout_buffer.qsize() == 2)
-    for _ in range(3):
-        training.workers[-1].stop()
-        training.start(groups_ahead=1)
-    rows = training.rows(2)
-    assert training.workers[-1].version == 4
-    assert [(row.group_id, row.model_version) for row in rows] == [(0, 4)] * 2
-    assert "staleness/rows_dropped_total" not in training.drain()
-
-
-@pytest.mark.slow
 def test_weights_that_are_sent_again_do_not_age_what_waits(training: Training) -> None:
     """As to a server that was started again, while rows of the version before are in the buffer."""
     worker = training.start(groups_ahead=1, max_staleness=0)
@@ -339,9 +312,7 @@ def test_summaries_are_trained_or_context(training: Training, trained: bool) -> 
 
 
 def test_rows_that_are_too_long_are_marked_and_make_room(training: Training) -> None:
-    training.script(
-        {"0/0": ["again", "done"], "0/1": ["again", "done"], "1/0": ["again", "done"], "*": ["done"]}
-    )
+    training.script({**{key: ["again", "done"] for key in ("0/0", "0/1", "1/0")}, "*": ["done"]})
     worker = training.start(groups_ahead=1, max_row=len("?done"))
     (only,) = training.rows(1)  # the other one of its group is too long
     assert only.group_id == 1
@@ -354,22 +325,12 @@ def test_row_knows_what_is_trained_of_its_whole_rollout(training: Training) -> N
     """Also what an earlier step trained, but not what is never trained."""
     worker = training.worker(max_row=20)
     journal = training.journals[0]
-    rows = tuple(
-        Row(
-            name,
-            np.arange(size),
-            np.int64(np.arange(size) > 0),
-            np.zeros(size, np.float32),
-            1.0,
-            1,
-            1.0,
-            0,
-            "start",
-        )
-        for name, size in (("a", 4), ("b", 3), ("a", 6), ("a", 50), ("b", 50))
-    )
+    rows = []
+    for name, size in (("a", 4), ("b", 3), ("a", 6), ("a", 50), ("b", 50)):
+        mask, logprobs = np.int64(np.arange(size) > 0), np.zeros(size, np.float32)
+        rows.append(Row(name, np.arange(size), mask, logprobs, 1.0, 1, 1.0, 0, "start"))
     group = journal.open_group("task", 2)
-    journal.close_group(group, Assessed(rows, None, (), 1, 0.5, 0.5))
+    journal.close_group(group, Assessed(tuple(rows), None, (), 1, 0.5, 0.5))
     ((first, _), *_) = journal.ready()[0].rows
     journal.mark_trained([first], step=1)
     (ready,) = journal.ready()
@@ -382,27 +343,18 @@ def test_row_knows_what_is_trained_of_its_whole_rollout(training: Training) -> N
 def test_rollouts_begin_on_the_servers_that_live(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dead one would be refused by the engine's check. It is put in once it is back."""
     began: list[Start] = []
-
-    def kept(**values: Any) -> Start:
-        began.append(Start(**values))
-        return began[-1]
-
-    monkeypatch.setattr("swe_trainer_trl.trainer.worker.Start", kept)
-    url = "http://a,http://b/v1"
-    worker = training.worker(settings=training.settings(engine_url=url))
-    worker.server_lost("http://b")
-    worker.start()
-    worker.stop()
-    for name in ("http://a", "http://b"):  # all are dead, so that none is better
-        worker.server_lost(name)
-    worker.start()
-    worker.stop()
-    for name in ("http://a", "http://b"):
-        worker.server_back(name)
-    worker.start()
-    assert [start.settings["run"]["engine_url"] for start in began] == [
-        *("http://a", "http://a,http://b", "http://a,http://b")
-    ]
+    monkeypatch.setattr(MODULE + "Start", lambda **values: began.append(Start(**values)) or began[-1])
+    both = "http://a", "http://b"
+    worker = training.worker(settings=training.settings(engine_url=f"{both[0]},{both[1]}/v1"))
+    for lost, back in (both[1:], ()), (both, ()), ((), both):  # where all are dead, none is better
+        for url in lost:
+            worker.server_lost(url)
+        for url in back:
+            worker.server_back(url)
+        worker.start()
+        worker.stop()
+    urls = [start.settings["run"]["engine_url"] for start in began]
+    assert urls == ["http://a", "http://a,http://b", "http://a,http://b"]
 
 
 @pytest.mark.slow
@@ -412,11 +364,7 @@ def test_no_output_before_the_start(training: Training, monkeypatch: pytest.Monk
     training.until(lambda: worker.rollout_buffer.qsize() == 4)
     worker.stop()
 
-    def slow(**values: Any) -> Start:
-        time.sleep(0.5)
-        return Start(**values)
-
-    monkeypatch.setattr("swe_trainer_trl.trainer.worker.Start", slow)
+    monkeypatch.setattr(MODULE + "Start", lambda **values: time.sleep(0.5) or Start(**values))
     training.start(max_row=1)
     training.until(lambda: training.journals[-1].groups_begun() > 4)
 
@@ -435,20 +383,6 @@ def test_process_is_none_of_the_trainers(training: Training, monkeypatch: pytest
         flags = re.search(r"flags:\s*(\d+)", info)
         assert flags is not None
         assert int(flags[1], 8) & os.O_CLOEXEC  # no sandbox keeps the pipes open
-
-
-def test_end_of_another_trainer_process_ends_the_wait_for_rows(training: Training) -> None:
-    ended: list[str] = []
-
-    def check() -> None:
-        if ended:
-            raise SweError(ended[0])
-
-    worker = training.worker(check_others=check)
-    worker.check_health(PATIENCE)
-    ended.append("trainer process 1 was killed by signal 9")
-    with pytest.raises(SweError, match="trainer process 1 was killed"):
-        worker.check_health(PATIENCE)
 
 
 # the end
@@ -472,7 +406,7 @@ def test_stop_records_what_runs_and_closes_every_sandbox(training: Training) -> 
 def test_process_that_hangs_is_noticed_and_killed(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("swe_trainer_trl.trainer.worker._GRACE", 0.2)
+    monkeypatch.setattr(MODULE + "_GRACE", 0.2)
     training.script({"*": ["stay"]})
     worker = training.start()
     training.until(lambda: training.agents() == 4)
@@ -491,10 +425,23 @@ def test_process_that_is_killed_is_said_in_a_sentence(training: Training) -> Non
     training.start()
     training.heard()
     training.child.kill()
-    assert training.unhealthy() == (
-        "the rollouts' process was killed by signal 9, so no more rows come; resume with --resume: "
-        "finished rollouts are kept"
+    assert re.match(
+        "the rollouts' process was killed by signal 9.*resume with --resume", training.unhealthy()
     )
+
+
+def test_what_ends_the_wait_for_rows_is_said(training: Training) -> None:
+    """Another trainer process has ended, or rows cannot be handed over."""
+
+    def failing(*args: object) -> Any:
+        raise SweError("the reason")
+
+    training.worker(check_others=failing)
+    assert training.unhealthy() == "the reason"
+    worker = training.worker()
+    training.journals[-1].ready = failing
+    worker._guarded(worker._pump)
+    assert training.unhealthy() == "rows could not be handed to the trainer: the reason"
 
 
 def test_process_that_fails_tells_why_with_its_traceback(training: Training) -> None:
@@ -560,29 +507,19 @@ def talk(*said: bytes) -> tuple[int, list[dict[str, Any]]]:
         return child.wait(PATIENCE), heard
 
 
-def test_process_without_a_trainer_ends(training: Training) -> None:
+def test_start_gives_signs_of_life_too(training: Training) -> None:
+    """Its parts may take long; and a trainer that is gone by then, or before, ends it."""
     code, (only,) = talk()
     assert (code, only["kind"]) == (1, "failed")
     assert only["message"] == "EOFError: the trainer ended before it sent a message"
-
-
-def test_start_gives_signs_of_life_too(training: Training) -> None:
-    """Its parts may take long; and a trainer that is gone by then ends it."""
-    start = Start(
-        settings=training.settings().model_dump(mode="json"),
-        directory=str(training.run),
-        journal=str(training.run / JOURNAL),
-        version=1,
-        updates={1: 1},
-        options=OPTIONS,
-    )
-    code, heard = talk(line(start))
-    assert code == 0
-    assert [report["kind"] for report in heard][:3] == ["beat"] * 3
-    assert heard[-1]["kind"] == "metrics"
-    broken = training.broken().model_dump(mode="json")
-    code, heard = talk(line(start.model_copy(update={"settings": broken})))
-    assert (code, heard[0]["kind"], heard[-1]["kind"]) == (1, "beat", "failed")
+    for settings, expected in (training.settings(), (0, "metrics")), (training.broken(), (1, "failed")):
+        start = Start(
+            settings=settings.model_dump(mode="json"), directory=str(training.run),
+            journal=str(training.run / JOURNAL), version=1, updates={1: 1}, options=OPTIONS,
+        )  # fmt: skip
+        code, heard = talk(line(start))
+        assert (code, heard[-1]["kind"]) == expected
+        assert heard[0]["kind"] == "beat"
 
 
 def test_message_that_was_torn_by_a_kill_is_none(training: Training) -> None:
@@ -594,27 +531,6 @@ def test_message_that_was_torn_by_a_kill_is_none(training: Training) -> None:
     worker._listen(read)
     assert worker.metrics_queue.get_nowait() == {"a": 1.0}
     assert worker.metrics_queue.empty()
-
-
-def test_process_that_cannot_be_started_leaves_nothing(
-    training: Training, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = training.worker()
-    monkeypatch.setattr(sys, "executable", "/no/python")
-    with pytest.raises(FileNotFoundError):
-        worker.start()
-    worker.stop()
-
-
-def test_rows_that_cannot_be_handed_over_are_said(training: Training) -> None:
-    worker = training.worker()
-
-    def failing(*args: object) -> list[object]:
-        raise SweError("the journal is damaged")
-
-    training.journals[0].ready = failing
-    worker._guarded(worker._pump)
-    assert training.unhealthy() == "rows could not be handed to the trainer: the journal is damaged"
 
 
 def test_stop_wakes_the_pump_wherever_it_is(training: Training) -> None:
@@ -648,11 +564,8 @@ def test_stop_wakes_a_pump_that_waits(training: Training, what: str) -> None:
 @pytest.fixture
 def small_disk(training: Training) -> Iterator[Path]:
     """The run directory on a disk of 4 MB."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "swe-test", str(training.run)],
-        capture_output=True,
-        text=True,
-    )
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "swe-test", str(training.run)]
+    mounted = subprocess.run(command, capture_output=True, text=True)
     if mounted.returncode:
         pytest.skip(f"cannot mount a small disk: {mounted.stderr.strip()}")
     RunDirectory.create(training.run, new_run_info({}, {}, None, []), Redactor())
@@ -703,10 +616,8 @@ def test_killed_at_random_moments_it_loses_nothing_and_does_nothing_twice(
 ) -> None:
     random = Random(kills)
     training.script({"*": ["again", "done"]})
-    trained: list[int] = []
-    groups: Counter[int] = Counter()
+    trained, versions, groups = [], [], Counter[int]()
     known: dict[str, Rollout] = {}
-    versions = []
     for _ in range(kills):
         worker = training.start(groups_ahead=2, max_staleness=99)
         journal = training.journals[-1]
@@ -714,9 +625,8 @@ def test_killed_at_random_moments_it_loses_nothing_and_does_nothing_twice(
         for _ in range(random.randrange(4)):
             (row,) = training.rows(1)
             (item,) = worker.rollout_buffer.trained(int(row.completion_mask[1:].sum()))
-            key = item.row_id
-            journal.mark_trained([key], len(trained) + 1)
-            trained.append(key)
+            journal.mark_trained([item.row_id], len(trained) + 1)
+            trained.append(item.row_id)
             groups[row.group_id] += 1
         time.sleep(random.random())
         training.child.kill()
