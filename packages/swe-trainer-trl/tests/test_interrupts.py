@@ -41,12 +41,20 @@ def test_first_signal_is_raised_and_a_library_that_swallows_it_changes_nothing(
     assert not ended.is_set()
 
 
-def test_second_signal_ends_what_hangs(ended: threading.Event) -> None:
-    with Interrupts():
+@pytest.mark.parametrize("hurry", [0.0, PATIENCE])
+def test_second_signal_ends_what_hangs(
+    ended: threading.Event, monkeypatch: pytest.MonkeyPatch, hurry: float
+) -> None:
+    """And not what ends in time."""
+    monkeypatch.setattr(interrupts, "_HURRY", hurry)
+    with Interrupts() as found:
         for number in (signal.SIGINT, signal.SIGINT):
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(number)
-        assert ended.wait(PATIENCE)
+        assert hurry or ended.wait(PATIENCE)
+    if found._end.is_alive():
+        found._end.join()
+    assert ended.is_set() == (not hurry)
 
 
 def test_signals_are_counted_where_no_handler_of_ours_runs(ended: threading.Event) -> None:
@@ -58,17 +66,6 @@ def test_signals_are_counted_where_no_handler_of_ours_runs(ended: threading.Even
             signal.raise_signal(signal.SIGINT)
         assert ended.wait(PATIENCE)
         assert found.count == 0
-
-
-def test_end_in_time_is_no_end_by_force(ended: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interrupts, "_HURRY", PATIENCE)
-    with Interrupts() as found:
-        for _ in range(2):
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
-    if found._end.is_alive():
-        found._end.join()
-    assert not ended.is_set()
 
 
 class Interrupted:

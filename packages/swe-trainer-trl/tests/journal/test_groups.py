@@ -18,15 +18,9 @@ REWARDS = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(-1e6, 1e6))
 
 
 def chain(mask: list[bool], version: int = 0) -> Chain:
-    known = np.array(mask, np.bool_)
-    return Chain(
-        (0,),
-        np.arange(len(mask), dtype=np.int32),
-        known,
-        np.where(known, -0.5, 0).astype(np.float32),
-        np.where(known, version, -1).astype(np.int32),
-        "start",
-    )
+    known, ids = np.array(mask, np.bool_), np.arange(len(mask), dtype=np.int32)
+    logprobs, versions = np.where(known, -0.5, 0), np.where(known, version, -1)
+    return Chain((0,), ids, known, logprobs.astype(np.float32), versions.astype(np.int32), "start")
 
 
 def member(name: str, reward: float | None, *masks: list[bool], version: int | None = 0) -> Member:
@@ -215,19 +209,12 @@ def score(trl: Any, rewards: list[float | None], sequences: list[list[Any]]) -> 
     worker.reward_funcs, worker._env_reward_types = [], []
     worker._provides_rollout_reward, worker.reward_func_names = True, ["rollout"]
     size = len(rewards)
+    each = {"prompts": [], "completions": [], "completions_ids": [], "env_rewards": None}
+    each |= {"tool_call_counts": 0, "tool_failure_counts": 0}
     group = trl.RolloutGroup(
-        prompts=[[]] * size,
-        reward_kwargs={},
-        completions=[[]] * size,
-        completions_ids=[[]] * size,
-        completions_sequences=sequences,
-        tool_call_counts=[0] * size,
-        tool_failure_counts=[0] * size,
-        model_version=1,
-        group_id=0,
-        env_rewards=[None] * size,
-        rollout_rewards=rewards,
-    )
+        **{name: [value] * size for name, value in each.items()}, completions_sequences=sequences,
+        reward_kwargs={}, model_version=1, group_id=0, rollout_rewards=rewards,
+    )  # fmt: skip
     return asyncio.run(worker._score_group(group))
 
 
@@ -248,15 +235,13 @@ def test_advantages_are_those_of_trl(trl: Any, rewards: list[float | None]) -> N
 @given(groups())
 def test_rows_are_those_of_trl(trl: Any, members: list[Member]) -> None:
     got = assessed(members, min_scored=1, keep_without_spread=True)
+
+    def sequence(of: Chain) -> Any:
+        mask = of.completion_mask.astype(int).tolist()
+        return trl.TrainingSequence(of.input_ids.tolist(), mask, of.old_log_probs.tolist(), "r")
+
     sequences = [
-        [
-            trl.TrainingSequence(
-                c.input_ids.tolist(), c.completion_mask.astype(int).tolist(), c.old_log_probs.tolist(), "r"
-            )
-            for c in m.chains
-            if m.reward is not None and c.completion_mask.any()
-        ]
-        for m in members
+        [sequence(c) for c in m.chains if m.reward is not None and c.completion_mask.any()] for m in members
     ]
     theirs = score(trl, [m.reward for m in members], sequences) if members else []
     assert len(got.rows) == len(theirs)

@@ -31,20 +31,13 @@ def row(number: int, trained: int, advantage: float = 1.0) -> Item:
     from swe_trainer_trl.trainer.row_queue import Item
 
     mask = np.array([0, 0, 1, 0, *[1] * (trained - 1)])
+    logprobs = (-np.arange(len(mask), dtype=np.float32) / 64 - number) * mask.astype(np.float32)
     sample = make_sample(
-        prompt=[],
-        completion=[],
-        input_ids=np.arange(len(mask)) + 100 * number,
-        completion_mask=mask,
-        old_log_probs=(-np.arange(len(mask), dtype=np.float32) / 64 - number) * mask.astype(np.float32),
-        advantage=advantage,
-        model_version=1,
-        group_id=0,
-        metrics={},
-    )
-    return Item(
-        number, 0, Part(f"r{number}", trained, trained), 1, sample, number % 3, "rewritten", advantage
-    )
+        prompt=[], completion=[], input_ids=np.arange(len(mask)) + 100 * number, completion_mask=mask,
+        old_log_probs=logprobs, advantage=advantage, model_version=1, group_id=0, metrics={},
+    )  # fmt: skip
+    part = Part(f"r{number}", trained, trained)
+    return Item(number, 0, part, 1, sample, number % 3, "rewritten", advantage)
 
 
 def sampled(item: Item) -> list[float]:
@@ -54,13 +47,9 @@ def sampled(item: Item) -> list[float]:
 
 
 def as_samples(items: list[Item]) -> list[Batch]:
+    names = ("input_ids", "completion_mask", "old_log_probs")
     return [
-        {
-            "input_ids": item.sample.input_ids,
-            "completion_mask": item.sample.completion_mask,
-            "old_log_probs": item.sample.old_log_probs,
-            "advantage": item.advantage,
-        }
+        {**{name: getattr(item.sample, name) for name in names}, "advantage": item.advantage}
         for item in items
     ]
 
@@ -69,22 +58,18 @@ def flat(ranks: list[list[Item]]) -> Batch:
     """As TRL packs before 1.16: the rows of a process one after the other, filled up at the end."""
     import torch
 
-    longest = max(sum(len(item.sample.input_ids) for item in rank) for rank in ranks)
+    def laid(value: Callable[[Batch], Any], dtype: Any) -> Any:
+        rows = [torch.from_numpy(np.concatenate([value(row) for row in as_samples(rank)])) for rank in ranks]
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(dtype)
 
-    def laid(value: Callable[[Item], Any], dtype: Any) -> Any:
-        found = torch.zeros(len(ranks), longest, dtype=dtype)
-        for place, rank in enumerate(ranks):
-            values = np.concatenate([value(item) for item in rank])
-            found[place, : len(values)] = torch.from_numpy(values)
-        return found
+    def all_of(row: Batch, value: float) -> Any:
+        return np.full(len(row["input_ids"]), value)
 
     return {
-        "attention_mask": laid(lambda item: np.ones(len(item.sample.input_ids), np.int64), torch.int64),
-        "completion_mask": laid(lambda item: item.sample.completion_mask, torch.int64),
-        "old_log_probs": laid(lambda item: item.sample.old_log_probs, torch.float32),
-        "advantages": laid(
-            lambda item: np.full(len(item.sample.input_ids), item.advantage, np.float32), torch.float32
-        ),
+        "attention_mask": laid(lambda row: all_of(row, 1), torch.int64),
+        "completion_mask": laid(lambda row: row["completion_mask"], torch.int64),
+        "old_log_probs": laid(lambda row: row["old_log_probs"], torch.float32),
+        "advantages": laid(lambda row: all_of(row, row["advantage"]), torch.float32),
     }
 
 
@@ -125,11 +110,6 @@ class Model:
         self.module({"log_probs": output})
 
 
-def of_rank(batch: Batch, rank: int) -> Batch:
-    """What a process gets."""
-    return {key: value[rank : rank + 1] for key, value in batch.items()}
-
-
 def recorder(run: Path, items: list[Item]) -> RowRecords:
     from swe_trainer_trl.trainer.row_records import RowRecords
 
@@ -159,21 +139,21 @@ class Loader:
 
 
 def trained(
-    records: RowRecords,
-    ranks: list[list[Item]],
-    batch: Batch,
-    rank: int = 0,
-    loss: Loss | None = None,
-    **moved: float,
-) -> None:
-    """A micro-batch, from the data loader to the end of its step."""
+    records: RowRecords, ranks: list[list[Item]], batch: Batch, rank: int = 0, loss: Loss | None = None,
+    step: int = 1, **moved: float,
+) -> None:  # fmt: skip
+    """A micro-batch, from the data loader to the end of its step, which is written."""
     loader, model = Loader(batch), Model(**moved)
     records.mark(loader)
-    inputs = of_rank(loader.collate_fn([[as_samples(one) for one in ranks]]), rank)
+    inputs = {
+        key: value[rank : rank + 1] for key, value in loader.collate_fn([[*map(as_samples, ranks)]]).items()
+    }
     with records.watching(model.module, inputs, (loss or trls()).clipped):
         model(inputs)
     assert not model.module._forward_hooks
     records.trained([item for one in ranks for item in one], version=4)
+    records.write(step, records.take_seen())
+    records.write(step, records.take_seen())
 
 
 @pytest.mark.parametrize("layout", [flat, tree])
@@ -181,8 +161,7 @@ def test_each_row_has_its_own_values_in_any_packing(tmp_path: Path, layout: Call
     handed = [row(1, 3), row(2, 1, -1.0), row(3, 5, 0.0)]
     records = recorder(tmp_path, handed)
     packed = [[handed[2], handed[0], handed[1]]]
-    trained(records, packed, layout(packed))
-    records.write(7, records.take_seen())
+    trained(records, packed, layout(packed), step=7)
     found = {one.rollout_id: one for one in read_trained(tmp_path)}
     assert set(found) == {"r1", "r2", "r3"}
     for item in handed:
@@ -204,7 +183,6 @@ def test_ids_are_clipped_as_in_trls_loss(
     ranks = [[row(1, 3, advantage)]]
     records = recorder(tmp_path, ranks[0])
     trained(records, ranks, layout(ranks), moved=moved)
-    records.write(1, records.take_seen())
     assert [one.clipped for one in read_trained(tmp_path)] == [clipped]
 
 
@@ -222,7 +200,6 @@ def test_ids_are_clipped_as_in_a_variant(
     ranks = [[row(1, 3), row(2, 2, -1.0), row(3, 1, 0.0)]]
     records = recorder(tmp_path, ranks[0])
     trained(records, ranks, tree(ranks), loss=trls(**options), moved=0.5)
-    records.write(1, records.take_seen())
     found = read_trained(tmp_path)
     assert [one.clipped for one in found] == clipped
     for one, item in zip(found, ranks[0], strict=True):
@@ -235,61 +212,50 @@ def test_rows_of_other_processes_are_not_known(tmp_path: Path, layout: Callable[
     ranks = [[row(1, 3)], [row(2, 1), row(3, 2)]]
     records = recorder(tmp_path, [item for rank in ranks for item in rank])
     trained(records, ranks, layout(ranks), rank=1)
-    records.write(1, records.take_seen())
     found = read_trained(tmp_path)
     assert [one.logprobs is None for one in found] == [True, False, False]
     assert [one.clipped for one in found] == [None, 0, 0]
 
 
 def test_log_probabilities_are_written_with_the_digits_of_float32(tmp_path: Path) -> None:
+    """Or as null, where one is not known."""
     ranks = [[row(1, 2)]]
     ranks[0][0].sample.old_log_probs[2] = np.float32(-0.1)
     records = recorder(tmp_path, ranks[0])
-    trained(records, ranks, flat(ranks), moved=0.0)
-    records.write(1, records.take_seen())
-    line = (tmp_path / TRAINED_FILE).read_text()
+    for moved in (0.0, float("nan")):
+        trained(records, ranks, flat(ranks), moved=moved)
+    line, other = (tmp_path / TRAINED_FILE).read_text().splitlines()
     assert line.startswith('{"step":1,"version":4,"rollout_id":"r1","row":1,')
-    assert json.loads(line)["logprobs"][0] == -0.1
     assert "-0.1," in line
+    assert json.loads(other)["logprobs"] == [None, None]
 
 
-def test_unknown_log_probability_is_null(tmp_path: Path) -> None:
-    ranks = [[row(1, 2)]]
-    records = recorder(tmp_path, ranks[0])
-    trained(records, ranks, flat(ranks), moved=float("nan"))
-    records.write(1, records.take_seen())
-    assert read_trained(tmp_path)[0].logprobs == [None, None]
+def twice(model: Model, batch: Batch) -> None:
+    FORWARD(model, batch)
+    FORWARD(model, batch)
 
 
-def broken_forward(records: RowRecords, ranks: list[list[Item]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """TRL's model gives something else."""
-    monkeypatch.setattr(Model, "__call__", lambda self, batch: self.module(({},)))
+FORWARD = Model.__call__
 
 
-def two_forwards(records: RowRecords, ranks: list[list[Item]], monkeypatch: pytest.MonkeyPatch) -> None:
-    once = Model.__call__
-    monkeypatch.setattr(Model, "__call__", lambda self, batch: (once(self, batch), once(self, batch)))
-
-
-def no_names(records: RowRecords, ranks: list[list[Item]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its data loader has no place for a collator."""
-    monkeypatch.setattr(records, "mark", lambda loader: None)
-
-
-@pytest.mark.parametrize("fault", [broken_forward, two_forwards, no_names])
+@pytest.mark.parametrize(
+    ("of", "name", "fault"),
+    [
+        (Model, "__call__", lambda model, batch: model.module(({},))),  # TRL's model gives something else
+        (Model, "__call__", twice),
+        (None, "mark", lambda loader: None),  # its data loader has no place for a collator
+    ],
+)
 def test_failure_leaves_values_out_and_is_said_once(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: Callable[..., None],
-) -> None:
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    of: type | None, name: str, fault: Callable[..., None],
+) -> None:  # fmt: skip
     ranks = [[row(1, 3), row(2, 2)]]
     records = recorder(tmp_path, ranks[0])
-    fault(records, ranks, monkeypatch)
+    monkeypatch.setattr(of or records, name, fault)
     with caplog.at_level(logging.WARNING):
         for step in (1, 2):
-            trained(records, ranks, flat(ranks))
-            records.write(step, records.take_seen())
+            trained(records, ranks, flat(ranks), step=step)
     assert [(one.step, one.tokens, one.logprobs, one.clipped) for one in read_trained(tmp_path)] == [
         (step, tokens, None, None) for step in (1, 2) for tokens in (3, 2)
     ]
@@ -302,7 +268,6 @@ def test_values_of_another_row_are_not_taken(tmp_path: Path, caplog: pytest.LogC
     ranks = [[row(1, 3), row(2, 3)]]
     records = recorder(tmp_path, ranks[0])
     trained(records, ranks, flat([[ranks[0][1], ranks[0][0]]]))
-    records.write(1, records.take_seen())
     assert [one.logprobs for one in read_trained(tmp_path)] == [None, None]
     assert "TRL packs the rows of a micro-batch in an unknown way" in caplog.text
 
@@ -324,10 +289,8 @@ def test_file_that_cannot_be_written_ends_nothing(tmp_path: Path, caplog: pytest
     records = recorder(tmp_path, ranks[0])
     (tmp_path / TRAINED_FILE).mkdir()
     for step in (1, 2):
-        trained(records, ranks, flat(ranks))
-        records.write(step, records.take_seen())
+        trained(records, ranks, flat(ranks), step=step)
     assert len(caplog.records) == 1
     (tmp_path / TRAINED_FILE).rmdir()
-    trained(records, ranks, flat(ranks))
-    records.write(3, records.take_seen())
+    trained(records, ranks, flat(ranks), step=3)
     assert [one.step for one in read_trained(tmp_path)] == [3]
