@@ -42,7 +42,7 @@ UNISOLATED = ("--set", "sandbox.local.unisolated=true", "--task", "demo__memofn-
     [
         (AGENT.format(command="'pi --help'", create="lambda config: Mine()"), "agent",
          "the agent 'mine' (mine.Mine) returned 'pi --help' from command(), expected a list of texts such as "
-         "['pi', '--help']"),
+         "['my-agent', '--print']"),
         (SANDBOX, "sandbox",
          "the sandbox provider mine.Mine returned an async generator from open(), expected an async context "
          "manager: write @asynccontextmanager above 'async def open'"),

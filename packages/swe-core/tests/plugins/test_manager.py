@@ -269,15 +269,15 @@ class MyAgent(AgentSpec):
         (AGENT.format(name="a") + "\n@hookimpl\ndef swe_graders(): return ()", "its swe_graders returned no"),
         ("x = hookimpl", "NameError: name 'hookimpl' is not defined (my.py, line 1)"),
         ("from swe_core import Component\n" + HOOK + "def swe_agents():\n    return [Component('a')]",
-         "its swe_agents failed: TypeError: Component.__init__() missing 1 required positional argument: "
+         "it failed in swe_agents(): TypeError: Component.__init__() missing 1 required positional argument: "
          "'create' (my.py, line 5)"),
         ("from swe_core import Component\n" + HOOK + "def swe_agents():\n    return Component('a', print)",
-         "returned an object of the class Component, expected an iterable of Components: return ["),
+         "it returned an object of the class Component from swe_agents(), expected a list"),
         (CLASS + "@hookimpl\ndef swe_agents(): return [MyAgent]",
-         "returned the class MyAgent, expected a Component: Component('mine', lambda config: Mine())"),
+         "MyAgent as item 0 from swe_agents(), expected a list of Components such as [Component('mine'"),
         (HOOK + "async def swe_agents(): return []", "async def"),
         (HOOK + "def swe_agentz(): return []", "unknown hook 'swe_agentz' (did you mean 'swe_agents'?)"),
-        (HOOK + "def swe_agents(): pass", "returned None, expected an iter"),
+        (HOOK + "def swe_agents(): pass", "it returned None from swe_agents()"),
         (AGENT.format(name="a").replace("[Component(", "2 * [Component("), "offers the agent 'a' twice"),
         (HOOK + "def swe_agents(nope): return []", "nope"),
     ],
@@ -342,7 +342,7 @@ def test_existing_option_is_left_out_with_a_note(install: Install, flag: str) ->
     [
         (OPTION.format(flag="weight-sync", setting="a.b.c"), "'weight-sync'.*such as '--my-option'"),
         (OPTION.format(flag="--acme-sync", setting="sync"), "'sync'.*such as 'worker.mine.my_option'"),
-        (HOOK + "def swe_options(): return ['--x']", "expected a RunOption"),
+        (HOOK + "def swe_options(): return ['--x']", "expected a list of RunOptions"),
     ],
 )
 def test_invalid_option_is_an_error_of_its_plugin(install: Install, code: str, message: str) -> None:

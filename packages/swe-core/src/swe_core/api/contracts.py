@@ -1,8 +1,7 @@
 """What plugins return, compared with the contracts of their roles.
 
-Each error is one sentence: what was called, what it returned, what was expected, and the remedy. The checks
-run per component, rollout, LLM call or line of output, never per token. Those of an agent are in
-`agent_contract`.
+Each error is one sentence: what was called, what it returned, and what was expected. The checks run per
+component, rollout, LLM call or line of output, never per token. Those of an agent are in `agent_contract`.
 """
 
 from __future__ import annotations
@@ -11,16 +10,20 @@ import inspect
 import os
 import re
 import traceback
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Annotated, Any, TypeVar, get_args
+
+from pydantic import Field, InstanceOf, StrictInt, StrictStr, TypeAdapter, ValidationError
 
 from swe_core.api.agent import AgentSpec, DialectName
 from swe_core.api.component import Component, Config
 from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession
 from swe_core.api.executor import Executor
-from swe_core.api.grader import Grade, Graded, Grader
+from swe_core.api.grader import Graded, Grader
 from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from swe_core.api.task import Task, TaskSource
 from swe_core.api.worker import RolloutRunner, RolloutWorker
@@ -34,6 +37,8 @@ from swe_core.errors import (
     TaskError,
     sentence,
 )
+
+T = TypeVar("T")
 
 FILE_PLUGIN = "swe_plugin_"
 """Prefix of the module name of a plugin from a file."""
@@ -110,6 +115,30 @@ def calling(kind: type[SweError], who: str, method: str, but: type[Exception] = 
 
 # components
 
+_FIELDS: Mapping[str, tuple[Any, str]] = {
+    "create": (Callable[..., Any], "a function of the settings, such as lambda config: Mine()"),
+    "config": (type[Config], "a subclass of swe_core.Config, not an object of it"),
+    "summary": (StrictStr, "a text"),
+    "defaults": (Mapping[Any, Any], "a dict"),
+    "settings": (Mapping[Any, Any], "a dict"),
+}
+_CLASSES: Mapping[str, type] = {"agent": AgentSpec, "engine": Engine, "executor": Executor}
+_METHODS: Mapping[str, Sequence[str]] = {
+    "sandbox": ("open", "notes", "list", "reap"),
+    "grader": ("grade",),
+    "tasks": ("tasks",),
+}
+"""Role → the methods of its contract, where that is no class to extend."""
+_NAMED = Annotated[StrictStr, Field(min_length=1)]
+_ATTRIBUTES: Mapping[str, Mapping[str, tuple[Any, str]]] = {
+    "agent": {
+        "name": (_NAMED, "a text"),
+        "dialect": (DialectName | None, f"one of {', '.join(map(repr, get_args(DialectName)))}, or None"),
+    },
+    "engine": {"model": (_NAMED, "a text")},
+    "tasks": {"recording": (InstanceOf[Path] | None, "the Path of recorded replies, or None")},
+}
+
 
 def check_component(component: Component[Any]) -> None:
     """Check the fields of a component.
@@ -117,36 +146,19 @@ def check_component(component: Component[Any]) -> None:
     Raises:
         PluginError: A field has another type than its declaration, or `create` is `async def`.
     """
-    name, config = component.name, component.config
+    name = component.name
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise PluginError(
             f"a Component has the name {shown(name)}, expected letters, digits, '-' and '_', such as 'mine'"
         )
-    what = f"the Component {name!r} has"
-    if not callable(component.create):
-        raise PluginError(
-            f"{what} {shown(component.create)} as create, expected a function of the settings, such as "
-            "lambda config: Mine()"
-        )
+    for field, (of, expected) in _FIELDS.items():
+        value = getattr(component, field)
+        if not _is(value, of):
+            raise PluginError(f"the Component {name!r} has {shown(value)} as {field}, expected {expected}")
     if inspect.iscoroutinefunction(component.create):
-        raise PluginError(f"{what} a create that is 'async def', expected a plain function")
-    if not (isinstance(config, type) and issubclass(config, Config)):
         raise PluginError(
-            f"{what} {shown(config)} as config, expected a subclass of swe_core.Config, not an object of it"
+            f"the Component {name!r} has a create that is 'async def', expected a plain function"
         )
-    if not isinstance(component.summary, str):
-        raise PluginError(f"{what} {shown(component.summary)} as summary, expected a text")
-    for field in ("defaults", "settings"):
-        if not isinstance(getattr(component, field), Mapping):
-            raise PluginError(f"{what} {shown(getattr(component, field))} as {field}, expected a dict")
-
-
-_NEEDED: Mapping[str, tuple[str, Sequence[str]]] = {
-    "sandbox": ("a SandboxProvider", ("open", "notes", "list", "reap")),
-    "grader": ("a Grader", ("grade",)),
-    "tasks": ("a TaskSource", ("tasks",)),
-}
-"""Role → its contract, and the methods of the contract. The other roles have classes to extend."""
 
 
 def create(component: Component[Any], config: Config, role: str, who: str) -> Any:
@@ -159,15 +171,6 @@ def create(component: Component[Any], config: Config, role: str, who: str) -> An
         SweError: `create` raised it.
         PluginError: `create` raised any other exception, or the object does not fill the role.
     """
-    try:
-        inspect.signature(component.create).bind(config)
-    except TypeError:
-        raise PluginError(
-            f"{who} cannot be created: its create takes other arguments than the settings alone, expected a "
-            "function such as lambda config: Mine()"
-        ) from None
-    except ValueError:  # a builtin without a signature
-        pass
     try:
         created = component.create(config)
         problem = unfit(created, role)  # which may call the object's properties
@@ -182,49 +185,20 @@ def create(component: Component[Any], config: Config, role: str, who: str) -> An
 
 def unfit(created: object, role: str) -> str:
     """Return why an object does not fill a role, for a sentence that begins with it; empty if it does."""
-    if role == "agent":
-        return _no_instance(created, AgentSpec, "an AgentSpec") or _unfit_agent(cast(AgentSpec, created))
-    if role == "engine":
-        return _no_instance(created, Engine, "an Engine") or _unnamed(created, "model")
-    if role == "executor":
-        return _no_instance(created, Executor, "an Executor")
-    if role == "worker":
-        if _has(created, "run") or _has(created, "launch"):
-            return ""
-        return _instead(created, "a worker: an object with 'async def run(self, runner)', or a Launcher")
-    contract, methods = _NEEDED[role]
-    missing = [name for name in methods if not _has(created, name)]
-    if missing:
-        return _instead(
-            created, f"{contract}: an object with {_listed(methods)}; it lacks {_listed(missing)}"
-        )
-    if role == "tasks":
-        return _unfit_source(created)
+    if role in _CLASSES:
+        if not isinstance(created, _CLASSES[role]):
+            return f"expected an object whose class extends swe_core.{_CLASSES[role].__name__}"
+    elif role == "worker":
+        if not (_has(created, "run") or _has(created, "launch")):
+            return "expected an object with 'async def run(self, runner)', or a Launcher"
+    elif missing := [name for name in _METHODS[role] if not _has(created, name)]:
+        return f"expected an object with {_listed(_METHODS[role])}; it lacks {_listed(missing)}"
+    for name, (of, expected) in _ATTRIBUTES.get(role, {}).items():
+        if not hasattr(created, name):
+            return f"without {name}, expected {expected}"
+        if not _is(value := getattr(created, name), of):
+            return f"whose {name} is {shown(value)}, expected {expected}"
     return ""
-
-
-def _unfit_source(source: object) -> str:
-    recording: object = getattr(source, "recording", "")
-    if isinstance(recording, Path | None):
-        return ""
-    found = f"whose recording is {shown(recording)}" if hasattr(source, "recording") else "without recording"
-    return f"{found}, expected the Path of recorded replies, or None: write recording = None in its class"
-
-
-def _no_instance(created: object, contract: type, name: str) -> str:
-    if isinstance(created, contract):
-        return ""
-    extend = "" if created is None else f", whose class extends swe_core.{contract.__name__}"
-    return _instead(created, f"{name}{extend}", contract)
-
-
-def _instead(created: object, expected: str, contract: type | None = None) -> str:
-    """Return what was expected instead of an object, with the remedy for the likeliest mistakes."""
-    if created is None:
-        return f"expected {expected.partition(':')[0]}: return it"
-    if isinstance(created, type) and (contract is None or issubclass(created, contract)):
-        return f"expected an object: call the class, {created.__name__}(…)"
-    return f"expected {expected}"
 
 
 def _has(created: object, name: str) -> bool:
@@ -235,63 +209,30 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"{name}()" for name in names)
 
 
-def _unfit_agent(agent: AgentSpec) -> str:
-    if problem := _unnamed(agent, "name"):
-        return problem
-    if agent.dialect is not None and agent.dialect not in get_args(DialectName):
-        dialects = ", ".join(repr(dialect) for dialect in get_args(DialectName))
-        return f"whose dialect is {shown(agent.dialect)}, expected one of {dialects}, or None"
-    return ""
-
-
-def _unnamed(created: object, attribute: str) -> str:
-    name: object = getattr(created, attribute, None)
-    if isinstance(name, str) and name:
-        return ""
-    return f"whose {attribute} is {shown(name)}, expected a text: write {attribute} = 'mine' in its class"
-
-
 # what a run calls once
 
 
 def notes_of(plugin: SandboxProvider | Engine) -> list[str]:
-    """Return the notes of a sandbox provider or an engine.
-
-    Raises:
-        PluginError: `notes()` raised another exception than a `SweError`, or returned something else.
-    """
+    """Return the notes of a sandbox provider or an engine. Errors are `PluginError`s."""
     who = class_of(plugin)
     with calling(PluginError, who, "notes"):
-        return check_values(who, "notes", plugin.notes(), PluginError, str, "a list of sentences, such as []")
+        return checked(plugin.notes(), list[StrictStr], PluginError, who, "notes", "a list of sentences")
 
 
 async def reap(provider: SandboxProvider) -> int:
-    """Destroy the sandboxes of runs that have ended; see `SandboxProvider.reap`.
-
-    Raises:
-        SandboxError: `reap()` raised another exception than a `SweError`, or returned something else.
-    """
-    who = f"the sandbox provider {class_of(provider)}"
+    """Destroy the sandboxes of runs that have ended; see `SandboxProvider.reap`."""
+    who, expected = f"the sandbox provider {class_of(provider)}", "the number of sandboxes, such as 0"
     with calling(SandboxError, who, "reap"):
-        given: object = provider.reap()
-        count = await _awaited(given, SandboxError, who, "reap", "a number")
-    if isinstance(count, int | None):
+        given = await _awaited(provider.reap(), SandboxError, who, "reap")
+        count: int | None = checked(given, StrictInt | None, SandboxError, who, "reap", expected)
         return count or 0
-    raise SandboxError(
-        f"{who} returned {shown(count)} from reap(), expected the number of sandboxes, such as 0"
-    )
 
 
 async def check(engine: Engine) -> None:
-    """Check that an engine can serve a run; see `Engine.check`.
-
-    Raises:
-        EngineError: `check()` raised another exception than a `SweError`, or is not 'async def'.
-    """
+    """Check that an engine can serve a run; see `Engine.check`. Errors are `EngineError`s."""
     who = f"the engine {class_of(engine)}"
     with calling(EngineError, who, "check"):
-        given: object = engine.check()
-        await _awaited(given, EngineError, who, "check", "")
+        await _awaited(engine.check(), EngineError, who, "check")
 
 
 async def run_worker(worker: RolloutWorker, runner: RolloutRunner) -> None:
@@ -301,40 +242,20 @@ async def run_worker(worker: RolloutWorker, runner: RolloutRunner) -> None:
         PluginError: `run()` is not 'async def'.
         Exception: `run()` raised it.
     """
-    given: object = worker.run(runner)
-    await _awaited(given, PluginError, f"the worker {class_of(worker)}", "run", "")
+    await _awaited(worker.run(runner), PluginError, f"the worker {class_of(worker)}", "run")
 
 
 def tasks_of(source: TaskSource, name: str) -> list[Task]:
-    """Return the tasks of a source.
-
-    Raises:
-        TaskError: `tasks()` raised another exception than a `SweError`, returned no tasks, or repeats an id.
-        SweError: `tasks()` raised it.
-    """
+    """Return the tasks of a source, whose ids are unique. Errors are `TaskError`s."""
     who = f"the task source {name!r} ({class_of(source)})"
+    tasks: list[Task]
     with calling(TaskError, who, "tasks"):
-        found: object = source.tasks()
-        if isinstance(found, str | bytes | Mapping | Task) or not isinstance(found, Iterable):
+        tasks = checked(source.tasks(), list[InstanceOf[Task]], TaskError, who, "tasks", "Tasks")
+    for task_id, count in Counter(task.instance_id for task in tasks).items():
+        if count > 1:
             raise TaskError(
-                f"{who} returned {shown(found)} from tasks(), expected Tasks: 'yield' each of them in a "
-                "plain function, or return a list"
+                f"{who} gave {count} tasks with the id {task_id!r} from tasks(), expected unique ids"
             )
-        tasks: list[Task] = []
-        ids: set[str] = set()
-        for place, task in enumerate(found):
-            if not isinstance(task, Task):
-                remedy = "Task.model_validate(row) makes one" if isinstance(task, Mapping) else "yield Tasks"
-                raise TaskError(
-                    f"{who} gave {shown(task)} as task {place} from tasks(), expected a Task: {remedy}"
-                )
-            if task.instance_id in ids:
-                raise TaskError(
-                    f"{who} gave two tasks with the id {task.instance_id!r} from tasks(), expected unique "
-                    "ids: rename or leave out one"
-                )
-            ids.add(task.instance_id)
-            tasks.append(task)
     return tasks
 
 
@@ -359,32 +280,20 @@ async def opened(provider: SandboxProvider, spec: SandboxSpec) -> AsyncIterator[
             "@asynccontextmanager above 'async def open', and 'yield' the sandbox"
         )
     async with context as sandbox:
-        if not isinstance(sandbox, Sandbox):
-            raise SandboxError(
-                f"{who} gave {shown(sandbox)} from open(), expected a Sandbox: 'yield' an object whose class "
-                "extends swe_core.Sandbox"
-            )
-        yield sandbox
+        yield checked(sandbox, InstanceOf[Sandbox], SandboxError, who, "open", "to yield a swe_core.Sandbox")
 
 
 async def grade_patch(
     grader: Grader, task: Task, patch: bytes, provider: SandboxProvider, spec: SandboxSpec, timeout: float
 ) -> Graded:
-    """Grade a patch; see `Grader.grade`.
-
-    Raises:
-        GraderError: `grade` raised another exception than a `SweError`, or returned something else.
-    """
+    """Grade a patch; see `Grader.grade`. Errors are `GraderError`s."""
     who = f"the grader {class_of(grader)}"
     with calling(GraderError, who, "grade"):
-        given: object = grader.grade(task, patch, provider, spec, timeout)
-        graded = await _awaited(given, GraderError, who, "grade", "a Graded")
-    if isinstance(graded, Graded):
-        return graded
-    remedy = (
-        "return Graded(grade=…)" if isinstance(graded, Grade) else "return Graded(grade=Grade(resolved=…))"
+        given = grader.grade(task, patch, provider, spec, timeout)
+        graded = await _awaited(given, GraderError, who, "grade")
+    return checked(
+        graded, InstanceOf[Graded], GraderError, who, "grade", "a Graded: return Graded(grade=Grade(…))"
     )
-    raise GraderError(f"{who} returned {shown(graded)} from grade(), expected a Graded: {remedy}")
 
 
 async def complete(
@@ -396,15 +305,11 @@ async def complete(
         EngineError: `complete` raised another exception than a `SweError`.
         EngineProtocolError: It returned something else.
     """
-    who = f"the engine {class_of(engine)}"
+    who, expected = f"the engine {class_of(engine)}", "a Completion"
     with calling(EngineError, who, "complete"):
-        given: object = engine.complete(request, session, emit)
-        completion = await _awaited(given, EngineProtocolError, who, "complete", "a Completion")
-    if not isinstance(completion, Completion):
-        raise EngineProtocolError(
-            f"{who} returned {shown(completion)} from complete(), expected a Completion: return "
-            "Completion({'role': 'assistant', 'content': text})"
-        )
+        given = engine.complete(request, session, emit)
+        completion = await _awaited(given, EngineProtocolError, who, "complete")
+    completion = checked(completion, InstanceOf[Completion], EngineProtocolError, who, "complete", expected)
     if not isinstance(completion.message, dict):
         raise EngineProtocolError(
             f"{who} returned a Completion with the message {shown(completion.message)} from complete(), "
@@ -413,31 +318,52 @@ async def complete(
     return completion
 
 
-async def _awaited(given: object, kind: type[SweError], who: str, method: str, expected: str) -> object:
+# values
+
+
+async def _awaited(given: object, error: type[SweError], who: str, method: str) -> object:
     if not inspect.isawaitable(given):
-        asked = f"{expected} from an async function" if expected else "an async function"
-        raise kind(
-            f"{who} returned {shown(given)} from {method}(), expected {asked}: write 'async def {method}'"
-        )
+        raise error(f"{who} returned {shown(given)} from {method}(), expected 'async def {method}'")
     return await given
 
 
-def check_values(
-    who: str, method: str, given: object, kind: type[SweError], of: type, expected: str
-) -> list[Any]:
-    """Return the values that a plugin's method returned.
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+
+
+def _is(value: object, of: Any) -> bool:
+    try:
+        _adapter(of).validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+def checked(
+    value: object,
+    of: type[T] | object,
+    error: type[SweError],
+    who: str,
+    method: str,
+    expected: str,
+    show: Callable[[object], str] = shown,
+) -> T:
+    """Return what a plugin's method returned, if it is of the type `of`.
 
     Args:
-        of: Type of each value.
-        expected: What the method should return, with an example.
+        expected: What the method should return, for the sentence.
+        show: Puts a value into words. The values of some methods are secrets.
 
     Raises:
-        SweError: They are no iterable of such values. It is a `kind`.
+        SweError: It is of another type. It is an `error`.
     """
-    if isinstance(given, (str, bytes, Mapping, of)) or not isinstance(given, Iterable):
-        raise kind(f"{who} returned {shown(given)} from {method}(), expected {expected}")
-    values = list(given)
-    for place, value in enumerate(values):
-        if not isinstance(value, of):
-            raise kind(f"{who} returned {shown(value)} as item {place} from {method}(), expected {expected}")
-    return values
+    if isinstance(value, Iterator):
+        value = list(value)  # pydantic would hide what a generator raises
+    try:
+        valid: T = _adapter(of).validate_python(value)
+        return valid
+    except ValidationError as wrong:
+        first = wrong.errors(include_url=False)[0]
+        place = f" as item {first['loc'][0]!r}" if first["loc"] else ""
+        raise error(
+            f"{who} returned {show(first['input'])}{place} from {method}(), expected {expected}"
+        ) from None

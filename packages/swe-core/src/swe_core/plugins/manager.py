@@ -17,9 +17,10 @@ from types import ModuleType
 from typing import Any, Literal, TypeVar
 
 import pluggy
+from pydantic import InstanceOf
 
 from swe_core.api.component import Component, RunOption
-from swe_core.api.contracts import FILE_PLUGIN, check_component, failed, shown
+from swe_core.api.contracts import FILE_PLUGIN, calling, check_component, checked, failed
 from swe_core.errors import PluginError, sentence
 from swe_core.plugins import hookspecs
 from swe_core.plugins.builtins import BUILTINS, KNOWN_DISTRIBUTIONS, REMOVED
@@ -412,20 +413,11 @@ def _returned(implementation: Callable[[], object], hook: str, of: type[T]) -> l
     Raises:
         PluginError: It raised, or returned something else than an iterable of objects of the class.
     """
-    name = of.__name__
-    try:
-        found = implementation()
-        values = list(found) if isinstance(found, Iterable) and not isinstance(found, str) else None
-    except Exception as error:  # plugin code may raise anything
-        raise PluginError(f"its {hook} failed: {failed(error)}") from error
-    if values is None:
-        remedy = f": return [{name}(…)]" if isinstance(found, of) else ""
-        raise PluginError(f"its {hook} returned {shown(found)}, expected an iterable of {name}s{remedy}")
-    for value in values:
-        if not isinstance(value, of):
-            example = "('mine', lambda config: Mine())" if of is Component else "(…)"
-            raise PluginError(f"its {hook} returned {shown(value)}, expected a {name}: {name}{example}")
-    return values
+    example = "Component('mine', lambda config: Mine())" if of is Component else f"{of.__name__}(…)"
+    expected = f"a list of {of.__name__}s such as [{example}]"
+    kind = list[InstanceOf[of]]  # type: ignore[valid-type]
+    with calling(PluginError, "it", hook):
+        return checked(implementation(), kind, PluginError, "it", hook, expected)
 
 
 def _refuse_coroutines(manager: pluggy.PluginManager, module: object) -> None:
