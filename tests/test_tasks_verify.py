@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from swe_core.builtin.demo.source import DemoSource
+
 from .conftest import Command, Done, SweCore, leftovers, wait_for
 from .warm import Warm
 
@@ -37,6 +39,17 @@ def checks_of(task: dict[str, Any]) -> dict[str, bool | None]:
     return {check["name"]: check["resolved"] for check in task["checks"]}
 
 
+@pytest.fixture
+def demo(tmp_path: Path) -> str:
+    """A file of the demo's tasks, with the plugins of pytest: a plugin is one kind of cheat."""
+    path = tmp_path / "demo.jsonl"
+    rows = [task.model_dump(mode="json") | {"setup": ""} for task in DemoSource(tmp_path / "demo").tasks()]
+    names = {"fail_to_pass": "FAIL_TO_PASS", "pass_to_pass": "PASS_TO_PASS"}
+    lines = [json.dumps({names.get(name, name): value for name, value in row.items()}) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
 MANY = ",".join([
     "conftest-root", "conftest-nested", "pytest-ini", "setup-cfg", "pyproject", "sitecustomize",
     "pytest-shadow", "_pytest-package", "entry-point", "stdlib-shadow", "tests-neutered",
@@ -46,11 +59,13 @@ MANY = ",".join([
 
 
 @pytest.mark.slow
-def test_demo_tasks_are_usable_and_many_kinds_of_cheat_are_not_paid(verify: Verify, sandbox: str) -> None:
+def test_demo_tasks_are_usable_and_many_kinds_of_cheat_are_not_paid(
+    verify: Verify, demo: str, sandbox: str
+) -> None:
     """One task that pytest grades, one that unittest does."""
     two = ["--task", "demo__memofn-1", "--task", "demo__csvtidy-1"]
     options = ["--sandbox", sandbox, "--cheats", MANY, "--concurrency", "3", "--json"]
-    done = verify("--tasks", "demo", *two, *options, timeout=500)
+    done = verify("--tasks", demo, *two, *options, timeout=500)
     tasks = json.loads(done.stdout)["tasks"]
     assert {task["task_id"]: task["reason"] for task in tasks if task["verdict"] != "usable"} == {}
     assert done.code == 0, done.stderr
@@ -65,8 +80,8 @@ def test_demo_tasks_are_usable_and_many_kinds_of_cheat_are_not_paid(verify: Veri
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("local_sandbox")
-def test_no_cheat_resolves_a_demo_task(verify: Verify) -> None:
-    done = verify("--tasks", "demo", "--task", "demo__memofn-1", "--concurrency", "2", "--json")
+def test_no_cheat_resolves_a_demo_task(verify: Verify, demo: str) -> None:
+    done = verify("--tasks", demo, "--task", "demo__memofn-1", "--concurrency", "2", "--json")
     (task,) = json.loads(done.stdout)["tasks"]
     paid = {check["name"]: check["patch"] for check in task["checks"][3:] if check["resolved"]}
     assert paid == {}

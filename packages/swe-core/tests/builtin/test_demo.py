@@ -116,9 +116,7 @@ def test_demo_has_six_tasks_in_order_of_name(tasks: Mapping[str, Task]) -> None:
     edited = [task.patch.count("diff --git ") for task in tasks.values()]
     assert sum(files > 1 for files in edited) >= 2
     assert {task.log_parser for task in tasks.values()} == {"pytest", "unittest"}
-    assert {(task.image, task.workdir, task.setup) for task in tasks.values()} == {
-        ("swe-core-demo:1", "/testbed", "")
-    }
+    assert {(task.image, task.workdir) for task in tasks.values()} == {("swe-core-demo:1", "/testbed")}
 
 
 def test_demo_tests_pass_with_the_fix_alone(task: Task, checkout: Path) -> None:
