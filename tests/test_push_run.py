@@ -45,19 +45,3 @@ def test_killed_run_resumes_and_pushes(
     assert sorted((row["id"], row["started_at"]) for row in rows(hf)) == sorted(
         (rollout.id, rollout.started_at) for rollout in finished
     )
-
-
-@pytest.mark.slow
-def test_hub_that_is_away_costs_a_run_nothing(tmp_path: Path, threaded_hf: LocalHF, command: Command) -> None:
-    hf, out = threaded_hf, tmp_path / "run"
-    hf.faults.routes, hf.faults.failing, hf.faults.statuses = ("hub.",), 1.0, (500,)
-    options = ("--tasks", "demo", "--agent", "oracle", "--limit", "1", "--push-to", TO)
-    done = command("run", *options, "--out", str(out), env=hf.environment())
-    assert done.code == 0, done.stderr
-    assert "the run continues, and the push tries again" in done.stderr
-    assert f"swe-core push {out} --to {TO}" in done.stderr
-    hf.faults.failing = 0.0
-    later = command("push", str(out), env=hf.environment())
-    assert later.code == 0
-    assert later.stdout.startswith("pushed 1 of 1 finished rollout, 0 were already there: ")
-    assert [row["outcome"] for row in rows(hf)] == ["resolved"]

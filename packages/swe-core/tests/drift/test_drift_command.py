@@ -75,9 +75,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def saved(tmp_path: Path) -> Callable[..., Path]:
     def save(value: Any, lines: bool = False) -> Path:
-        path = tmp_path / "trace.json"
-        path.write_text("\n".join(map(json.dumps, value)) if lines else json.dumps(value))
-        return path
+        (tmp_path / "trace.json").write_text("\n".join(map(json.dumps, value if lines else [value])))
+        return tmp_path / "trace.json"
 
     return save
 
@@ -127,9 +126,9 @@ def test_reader_of_a_run_has_its_sampled_ids(tmp_path: Path) -> None:
         rendered="full", cause="start",
     )  # fmt: skip
     reply = {"role": "assistant", "content": "hi"}
-    folder.add_turn(make_turn(messages=CHAT[:1], reply=reply, tokens=tokens))
-    folder.add_turn(make_turn(1, messages=CHAT[:1], reply=reply, auxiliary="title"))
-    folder.add_turn(make_turn(2, messages=CHAT[:1], error="failed"))
+    kinds = ({"reply": reply, "tokens": tokens}, {"reply": reply, "auxiliary": "title"}, {"error": "failed"})
+    for index, fields in enumerate(kinds):
+        folder.add_turn(make_turn(index, messages=CHAT[:1], **fields))
     folder.close()
     run.append(make_rollout("t", 0))
     (found,) = read(tmp_path / "run")

@@ -52,13 +52,9 @@ def error(name: str, message: str, minute: int = 0) -> Rollout:
 
 
 def add(
-    run: RunDirectory,
-    record: Rollout,
-    *,
-    text: str = "look",
-    patch: bytes | None = b"diff\n",
+    run: RunDirectory, record: Rollout, *, text: str = "look", patch: bytes | None = b"diff\n",
     tokens: bool = True,
-) -> None:
+) -> None:  # fmt: skip
     """Finish a rollout of two calls: the first calls a tool, the second says that it is done."""
     folder, book = run.folder(record.id), TokenLog()
     call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"command":"ls"}'}}
@@ -67,18 +63,11 @@ def add(
     result = {"role": "tool", "tool_call_id": "c1", "content": "a.py"}
     tools = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
     one = make_sampled([1, 2, 3], [4, 5], None)
-    turns = [
-        (one, {"kept": 0, "messages": [asked], "params": {"model": "m", "tools": tools}, "reply": first}),
-        (
-            make_sampled([6], [7, 8, 9], one),
-            {
-                "kept": 1,
-                "messages": [first, result],
-                "params": {"model": "m"},
-                "reply": {"role": "assistant", "content": "Done."},
-            },
-        ),
-    ]
+    params = {"model": "m"}
+    begin = {"kept": 0, "messages": [asked], "params": {**params, "tools": tools}, "reply": first}
+    done = {"role": "assistant", "content": "Done."}
+    end = {"kept": 1, "messages": [first, result], "params": params, "reply": done}
+    turns = [(one, begin), (make_sampled([6], [7, 8, 9], one), end)]
     for index, (ids, fields) in enumerate(turns):
         kept = book.add(index, ids) if tokens else None
         folder.add_turn(Turn(index=index, started_at=START, seconds=0.1, tokens=kept, **fields))

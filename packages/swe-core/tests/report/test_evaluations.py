@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from swe_core.api.records import Rollout
 from swe_core.cli.report import report
 from swe_core.hub.card import card
 from swe_core.hub.pushed_run import PushedRun
@@ -23,36 +22,25 @@ from swe_testing.records import make_rollout, make_run
 from .test_summary import rollout
 
 
-def attempt(task: str, step: int, outcome: str) -> Rollout:
-    name = f"{task}-eval{step}-0"
-    return make_rollout(task, 0, outcome, seconds=1.0).model_copy(update={"id": name, "evaluation": step})
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     """One task is trained and never resolved; two are held out, and resolved better and better."""
     run = make_run(tmp_path / "run")
-    trained = [rollout(0, number, "unresolved") for number in range(3)]
-    outcomes = {0: ("unresolved", "error"), 10: ("resolved", "resolved")}
-    held_out = [
-        attempt(f"held-{number}", step, outcome)
-        for step, both in outcomes.items()
-        for number, outcome in enumerate(both, 1)
-    ]
-    for one in (*trained, *held_out):
-        run.append(one)
-    lines = [
-        Evaluation(
-            step=step,
-            **{"version": step + 1, "oldest": step + 1, "newest": step + 3},
-            **{"rollouts": 2, "verdicts": 2 - errors, "resolved": resolved, "errors": errors},
-            reward=resolved / (2 - errors),
-            finished_at=datetime(2026, 1, 1, tzinfo=UTC),
-        )
-        for step, resolved, errors in ((0, 0, 1), (10, 2, 0))
-    ]
-    text = "".join(line.model_dump_json() + "\n" for line in lines)
-    (run.path / EVALUATIONS_FILE).write_text(text)
+    for number in range(3):
+        run.append(rollout(0, number, "unresolved"))
+    lines = []
+    for step, outcomes in ((0, ("unresolved", "error")), (10, ("resolved", "resolved"))):
+        for number, outcome in enumerate(outcomes, 1):
+            name = f"held-{number}-eval{step}-0"
+            run.append(make_rollout(f"held-{number}", 0, outcome, id=name, evaluation=step))
+        resolved, errors = outcomes.count("resolved"), outcomes.count("error")
+        line = Evaluation(
+            **{"step": step, "version": step + 1, "oldest": step + 1, "newest": step + 3, "rollouts": 2},
+            **{"verdicts": 2 - errors, "resolved": resolved, "errors": errors},
+            reward=resolved / (2 - errors), finished_at=datetime(2026, 1, 1, tzinfo=UTC),
+        )  # fmt: skip
+        lines.append(line.model_dump_json() + "\n")
+    (run.path / EVALUATIONS_FILE).write_text("".join(lines))
     return run
 
 

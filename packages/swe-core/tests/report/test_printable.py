@@ -38,15 +38,10 @@ def rollout(attempt: int, outcome: str) -> Rollout:
     """A rollout with hostile text in every field."""
     failed = Failure(boundary="agent", type=NASTY, message=NASTY)
     grade = Grade(
-        resolved=False,
-        tampering=(Tampering(kind="symlink", path=NASTY, done=NASTY),),
+        resolved=False, fail_to_pass={NASTY: "FAILED"}, test_exit_code=-9, channel="reporter", reason=NASTY,
+        tampering=(Tampering(kind="symlink", path=NASTY, done=NASTY),), unchecked=NASTY,
         suspicious=(Suspicion(kind="frames", name=NASTY, path=NASTY, line=3),),
-        fail_to_pass={NASTY: "FAILED"},
-        test_exit_code=-9,
-        channel="reporter",
-        reason=NASTY,
-        unchecked=NASTY,
-    )
+    )  # fmt: skip
     named = dict.fromkeys(("agent", "sandbox", "engine", "model"), NASTY)
     return make_rollout(
         NASTY.replace("\0", ""),  # an id is a part of a path

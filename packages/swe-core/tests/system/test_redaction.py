@@ -16,15 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_core.system import redaction
 from swe_core.system.redaction import (
     MARK,
     RedactingFormatter,
     Redactor,
-    names_credential,
     redact,
     redaction_scope,
     scoped_secrets,
-    secret_settings,
 )
 
 # Few letters, so that secrets begin alike, overlap, and stand in texts by chance.
@@ -205,7 +204,7 @@ OTHERS = (
 @pytest.mark.parametrize(("names", "secret"), [(CREDENTIALS, True), (OTHERS, False)])
 def test_names_of_secrets_are_told_from_similar_ones(names: str, secret: bool) -> None:
     for name in names.split():
-        assert names_credential(name) == names_credential(f"role.{name}") == secret, name
+        assert redaction.names_credential(name) == redaction.names_credential(f"role.{name}") == secret, name
 
 
 def test_secret_settings_are_found() -> None:
@@ -214,7 +213,8 @@ def test_secret_settings_are_found() -> None:
         "password": 12345678, "c": ["t"], "servers": [{"api_key": "y"}, {"url": "z"}], "token": ["u"],
         "use_token": True,
     }  # fmt: skip
-    assert list(secret_settings(settings)) == ["a.b.api_key", "password", "servers.api_key", "token"]
+    found = [*redaction.secret_settings(settings)]
+    assert found == ["a.b.api_key", "password", "servers.api_key", "token"]
 
 
 def test_log_records_and_tracebacks_are_redacted() -> None:

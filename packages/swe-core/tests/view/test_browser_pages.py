@@ -146,20 +146,6 @@ def test_filter_hides_rows_and_lives_in_the_url(page: Page, shown: Shown, traini
 
 
 @pytest.mark.slow
-def test_keys_walk_the_items(page: Page, shown: Shown, training: Path) -> None:
-    page.goto(f"{shown(Site([training]))}/run/train/")
-    page.keyboard.press("j")
-    page.keyboard.press("j")
-    page.keyboard.press("k")
-    expect(page.locator(".here")).to_have_text("g0")
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/group/g0/")
-    page.keyboard.press("g")
-    page.keyboard.press("h")
-    page.wait_for_url("**:*/")
-
-
-@pytest.mark.slow
 def test_search_begins_with_a_key(page: Page, shown: Shown, training: Path) -> None:
     page.goto(f"{shown(Site([training]))}/run/train/group/g0/")
     page.keyboard.press("/")

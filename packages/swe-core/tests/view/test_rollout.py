@@ -57,13 +57,10 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     folder.put("test.log", EVIL.encode() * 10 + b"\xff")
     folder.close()
     grade = Grade(
-        resolved=False,
-        reason=EVIL,
-        fail_to_pass={EVIL: "FAILED"},
+        resolved=False, reason=EVIL, fail_to_pass={EVIL: "FAILED"}, unchecked=EVIL,
         tampering=(Tampering(kind="tests", path=EVIL, done=EVIL),),
         suspicious=(Suspicion(kind=EVIL, name=EVIL, path=EVIL, line=1),),
-        unchecked=EVIL,
-    )
+    )  # fmt: skip
     finish(run, task="t", outcome="unresolved", grade=grade)
     page = html(Site([run.path]), "run", "run", "rollout", "t-0")
     assert "<script>alert" not in page
@@ -92,9 +89,8 @@ def test_lost_try_is_linked_and_shown(tmp_path: Path) -> None:
     folder.archive_attempt("retried-1")
     folder.add_turn(make_turn(0, reply={"role": "assistant", "content": "the other one"}))
     folder.close()
-    lost = Retried(
-        failure=Failure(boundary="sandbox", type="E", message="it died"), folder="retried-1", seconds=3
-    )
+    died = Failure(boundary="sandbox", type="E", message="it died")
+    lost = Retried(failure=died, folder="retried-1", seconds=3)
     finish(run, task="t", retried=(lost,))
     site = Site([run.path])
     page = html(site, "run", "run", "rollout", "t-0")

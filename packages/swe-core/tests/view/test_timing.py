@@ -16,13 +16,9 @@ TOOL = {"id": "a", "type": "function", "function": {"name": "bash", "arguments":
 
 
 def turns(*calls: tuple[float, float]) -> list[Turn]:
+    reply = {"role": "assistant", "content": "", "tool_calls": [TOOL]}
     return [
-        make_turn(
-            index,
-            started_at=START + timedelta(seconds=start),
-            seconds=seconds,
-            reply={"role": "assistant", "content": "", "tool_calls": [TOOL]},
-        )
+        make_turn(index, started_at=START + timedelta(seconds=start), seconds=seconds, reply=reply)
         for index, (start, seconds) in enumerate(calls)
     ]
 
@@ -59,13 +55,11 @@ def test_calls_of_sub_agents_have_lanes() -> None:
 
 
 def test_lost_tries_come_first() -> None:
-    lost = Retried(
-        failure=Failure(boundary="sandbox", type="E", message="m"), folder="retried-1", seconds=7.0
-    )
+    died = Failure(boundary="sandbox", type="E", message="m")
+    lost = Retried(failure=died, folder="retried-1", seconds=7.0)
     again = lost.model_copy(update={"folder": None, "seconds": 2.0})
-    record = make_rollout(
-        started_at=START, seconds=20.0, phases=Phases(open=1, agent=5, grade=3), retried=(lost, again)
-    )
+    phases = Phases(open=1, agent=5, grade=3)
+    record = make_rollout(started_at=START, seconds=20.0, phases=phases, retried=(lost, again))
     found = timing_of(record, turns((9, 1)))
     assert found.phases == (("open", 7, 1), ("agent", 8, 5), ("grade", 15, 3))
     assert [piece.seconds for piece in found.pieces if piece.kind == "lost"] == [7, 2]
