@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_core.api.sandbox import Asset, SandboxSpec
+from swe_core.api.sandbox import SandboxSpec
 from swe_core.sandboxing.followed import archives
 from swe_core.sandboxing.followed.archives import FORMAT, Archives, parts_of, size_of
 from swe_core.system import seal
@@ -24,12 +24,13 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache" / "swe-core" / "archives"
 
 
-def kept_files(cache: Path) -> list[Path]:
-    return list(cache.iterdir())
-
-
 def kept(cache: Path) -> set[str]:
-    return {path.name.partition("-")[0].partition(".")[0] for path in kept_files(cache)}
+    return {path.name.partition("-")[0].partition(".")[0] for path in cache.iterdir()}
+
+
+def renamed(spec: SandboxSpec) -> SandboxSpec:
+    """With its asset under another name."""
+    return spec.model_copy(update={"assets": (spec.assets[0].model_copy(update={"name": "new"}),)})
 
 
 def old(path: Path, days: float) -> None:
@@ -37,9 +38,7 @@ def old(path: Path, days: float) -> None:
     os.utime(path, (then, then))
 
 
-def test_archive_is_made_once_and_kept_while_it_is_used(
-    with_asset: SandboxSpec, asset: Asset, cache: Path
-) -> None:
+def test_archive_is_made_once_and_kept_while_it_is_used(with_asset: SandboxSpec, cache: Path) -> None:
     with Archives().of(with_asset):
         (path,) = cache.iterdir()
         old(path, 29)
@@ -53,7 +52,7 @@ def test_archive_is_made_once_and_kept_while_it_is_used(
     assert path.stat().st_ino == made.st_ino
     assert path.stat().st_mtime > made.st_mtime
     assert kept(cache) == {"mine", "forgotten", "left"}
-    with Archives().of(with_asset.model_copy(update={"assets": (asset.model_copy(update={"name": "new"}),)})):
+    with Archives().of(renamed(with_asset)):
         assert kept(cache) == {"mine", "new"}
 
 
@@ -91,7 +90,7 @@ def test_poisoned_archive_is_made_anew(
 
 
 def test_least_recently_used_archive_is_evicted(
-    with_asset: SandboxSpec, asset: Asset, cache: Path, monkeypatch: pytest.MonkeyPatch
+    with_asset: SandboxSpec, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archives, "KEEP_BYTES", 250_000)
     cache.mkdir(parents=True)
@@ -102,7 +101,7 @@ def test_least_recently_used_archive_is_evicted(
     with Archives().of(with_asset):
         assert kept(cache) == {"mine", "newest", "middle", "written"}
     monkeypatch.setattr(archives, "KEEP_BYTES", 0)
-    with Archives().of(with_asset.model_copy(update={"assets": (asset.model_copy(update={"name": "new"}),)})):
+    with Archives().of(renamed(with_asset)):
         assert kept(cache) == {"new", "written"}
 
 
@@ -120,7 +119,7 @@ def test_archive_that_is_removed_while_it_is_used(with_asset: SandboxSpec, cache
 
 
 def test_cache_that_others_can_write_is_refused(
-    with_asset: SandboxSpec, asset: Asset, cache: Path, monkeypatch: pytest.MonkeyPatch
+    with_asset: SandboxSpec, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An archive that may only be read is used; what cannot be removed is let be."""
     (cache / f"somebody.{FORMAT}").mkdir(parents=True)

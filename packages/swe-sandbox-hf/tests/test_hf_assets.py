@@ -77,34 +77,16 @@ async def test_asset_is_uploaded_once(local_hf: LocalHF, with_asset: SandboxSpec
     info = local_hf.calls[INFO]
     await note()
     assert (local_hf.calls[COMMIT], local_hf.calls[INFO]) == (1, info)
-    expected = {
-        "type": "dataset",
-        "source": NAME,
-        "mountPath": MOUNT,
-        "revision": head,
-        "readOnly": True,
-        "path": FOLDER,
-    }
+    expected = {"type": "dataset", "source": NAME, "mountPath": MOUNT, "revision": head, "readOnly": True}
+    expected["path"] = FOLDER
     assert asked == [expected] * 4
+    local_hf.calls["server.files"] = 0
     await use(provider_of(), with_asset)
+    assert local_hf.calls["server.files"] == 0, "nothing is uploaded to a sandbox"
     async with provider.open(spec) as sandbox:  # as for grading
         assert mounted(local_hf, sandbox) == []
     assert local_hf.calls[COMMIT] == 1
     assert len(archives_in(local_hf)) == 1
-
-
-@pytest.mark.slow
-async def test_nothing_is_uploaded_to_a_sandbox(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
-    provider = provider_of()
-    await use(provider, with_asset)
-    local_hf.calls.clear()
-    await use(provider, with_asset)
-    mounting = local_hf.calls["server.files"]
-    async with HfProvider(HfConfig(internet=True)).open(with_asset) as sandbox:
-        assert mounted(local_hf, sandbox) == []
-        assert await sandbox.read("/opt/swe/mine/file") == b"of the agent"
-    assert mounting == 0
-    assert local_hf.calls["server.files"] > 0
 
 
 @pytest.mark.slow
@@ -208,17 +190,9 @@ READER = ["job.read", "job.write", "repo.content.read"]
 @pytest.mark.parametrize(
     ("name", "scopes", "words"),
     [
-        (
-            "stranger/agents",
-            None,
-            "^cannot use the data set .stranger.agents. of .*one of yours",
-        ),
+        ("stranger/agents", None, "^cannot use the data set .stranger.agents. of .*one of yours"),
         (NAME, READER, r"repo\.write"),
-        (
-            "tester/a--b",
-            None,
-            r"'tester/a--b' of .*: that is no name of a repository \(",
-        ),
+        ("tester/a--b", None, r"'tester/a--b' of .*: that is no name of a repository \("),
     ],
 )
 async def test_data_set_that_cannot_be_had(
