@@ -8,19 +8,17 @@ import re
 import subprocess
 import sys
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from swe_agents import aider, mini_swe_agent, openhands
-from swe_agents.aider import Aider
+from swe_agents.aider import Aider, AiderConfig
 from swe_agents.mini_swe_agent import MiniSweAgent
-from swe_agents.openhands import OpenHands
+from swe_agents.openhands import OpenHands, OpenHandsConfig
 from swe_agents.python_agent import PythonAgent
-from swe_core import AgentEvent
 from swe_core.api.engine import ChatRequest, Completion
 from swe_core.api.limits import Budgets
 from swe_core.api.sandbox import Sandbox
@@ -28,8 +26,7 @@ from swe_core.bundles import Python, Wheels
 from swe_core.errors import AgentError, RequestRefused
 from swe_testing.agents import Run, ScriptedModel, shell_reply, text_reply
 
-from .python_agents import settings_of
-from .trials import TOKEN, context, odd_lines, trial_of
+from .trials import TOKEN, calls, context, reader, trial_of
 
 AGENTS = (MiniSweAgent, Aider, OpenHands)
 PACKAGES = {"mini-swe-agent": "mini-swe-agent", "aider": "aider-chat", "openhands": "openhands-sdk"}
@@ -40,15 +37,6 @@ _PLACES = (
 )  # fmt: skip
 INSTRUCTIONS = dict.fromkeys(_PLACES, b"OBEY-THE-REPOSITORY")
 """Files with which a repository tells agents what to do."""
-KEYS = st.sampled_from(
-    ("role", "kind", "type", "text", "content", "extra", "tool_calls", "function", "thought", "tool_name")
-)
-VALUES = st.sampled_from(("assistant", "tool", "exit", "text", "error", "ActionEvent", "End", "\ud83d"))
-JSON = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.text(max_size=8) | VALUES,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=6),
-    max_leaves=20,
-)
 
 
 @pytest.mark.parametrize("module", [mini_swe_agent, aider, openhands])
@@ -75,18 +63,14 @@ def test_bundle_pins_every_wheel_by_hash_for_its_pythons(agent: PythonAgent) -> 
 
 
 @each
-def test_token_travels_in_the_environment_only(agent: PythonAgent) -> None:
+def test_token_and_endpoint_are_in_no_variable_of_others(agent: PythonAgent) -> None:
     ctx = context()
-    assert agent.env(ctx)["SWE_LLM_TOKEN"] == TOKEN
+    env = agent.env(ctx)
+    assert env["SWE_LLM_TOKEN"] == TOKEN
     assert TOKEN not in str([agent.files(ctx), agent.command(ctx), agent.stdin(ctx)])
-
-
-@each
-def test_no_variable_names_the_endpoint(agent: PythonAgent) -> None:
-    env = agent.env(context())
     assert not [name for name in env if name.startswith(("OPENAI", "LLM", "LITELLM"))]
     assert not [value for value in env.values() if "4000" in value]
-    assert context().base_url in json.dumps(settings_of(agent))
+    assert ctx.base_url in str(agent.files(ctx))
 
 
 @each
@@ -96,18 +80,6 @@ def test_command_starts_the_bundles_python_in_isolation(agent: PythonAgent) -> N
     assert (program, launcher) == (f"{place}/bin/python3", f"{place}/run/launcher.py")
     assert "-I" in options
     assert settings in agent.files(context())
-
-
-@each
-@given(line=st.text() | JSON.map(json.dumps))
-def test_no_line_raises_and_every_event_can_be_written(agent: PythonAgent, line: str) -> None:
-    for event in agent.parse_event(line):
-        assert AgentEvent.model_validate_json(event.model_dump_json()) == event
-
-
-@each
-def test_odd_lines_are_shown_as_they_are(agent: PythonAgent) -> None:
-    assert {event.kind for event in odd_lines(agent)} <= {"info"}
 
 
 RUNNER = """
@@ -204,11 +176,132 @@ async def test_real_agent_loads_no_instructions_of_the_repository_and_makes_no_a
         ".openhands/hooks.json": b'{"session_start": [{"hooks": [{"command": "touch ran"}]}]}',
     }
     model = ScriptedModel("README.md\n```\nNew.\n```\n", "Done.", "Done.")
-    ran: list[int] = []
+    seen: list[str] = []
 
     async def after(sandbox: Sandbox) -> None:
-        ran.append((await sandbox.exec(["test", "-e", "ran"])).exit_code)
+        seen.append((await sandbox.exec(["ls"])).text)
 
     trial = await trial_of(agent, model, files=files, after=after)
-    assert (trial.failure, ran, {turn.auxiliary for turn in trial.turns}) == (None, [1], {None})
+    assert (trial.failure, {turn.auxiliary for turn in trial.turns}) == (None, {None})
+    assert "ran" not in seen[0].split()
     assert "OBEY-THE-REPOSITORY" not in "".join(str(request.messages) for request in model.asked)
+
+
+DONE = Run("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
+EDIT = '{"command": "str_replace", "path": "/testbed/a.py", "old_str": "return 1", "new_str": "return 2"}'
+COPY = Run("sed -i 's/return 1/return 2/' a.py", "I copy it.")
+FINISH = calls("finish", '{"message": "I fixed it."}')
+OLD, NEW = b"def f():\n    return 1\n", b"def f():\n    return 2\n"
+
+
+def extends(model: ScriptedModel) -> bool:
+    """Return whether each request begins with the messages of the one before."""
+    asked = [request.messages for request in model.asked]
+    return all(later[: len(earlier)] == earlier for earlier, later in pairwise(asked))
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("agent", "script", "end"),
+    [
+        (MiniSweAgent(), [COPY, calls("bash", '{"command": "ech'), Run("echo 1"), DONE], "Submitted"),
+        (
+            OpenHands(),
+            [calls("file_editor", EDIT), calls("terminal", '{"command": ech'), Run("echo 1"), FINISH],
+            "finished",
+        ),
+    ],
+    ids=("mini-swe-agent", "openhands"),
+)
+async def test_real_agent_solves_a_task_in_one_linear_conversation(
+    agent: PythonAgent, script: list[Any], end: str
+) -> None:
+    made, after = reader("a.py")
+    model = ScriptedModel(*script)
+    trial = await trial_of(agent, model, files={"a.py": OLD}, after=after)
+    assert (trial.failure, trial.exit_code, made, len(trial.turns)) == (None, 0, [NEW], 4)
+    assert trial.events[-1].text == f"ended: {end}"
+    assert extends(model)
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("agent", "last"), [(MiniSweAgent(), DONE), (OpenHands(), "Done.")], ids=("mini", "oh")
+)
+async def test_commands_of_the_real_agent_inherit_no_endpoint(agent: PythonAgent, last: Any) -> None:
+    trial = await trial_of(agent, ScriptedModel(Run("env"), last))
+    (shown, *_) = trial.texts("tool_result")
+    assert "PATH=" in shown
+    hidden = ("SWE_LLM", "OPENAI", "LITELLM", "TIKTOKEN", "LOG_LEVEL", "/rollout/", "\x1b")
+    assert not [name for name in hidden if name in shown]
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("agent", "script", "turns", "end"),
+    [
+        (MiniSweAgent(), ["One.", "", "Three.", "Four."], 3, "RepeatedFormatError"),
+        (OpenHands(), [""] * 9, 3, "stuck"),
+        (OpenHands(OpenHandsConfig(stuck_detection=False)), [*[""] * 6, "Done."], 7, "finished"),
+    ],
+    ids=("mini-swe-agent", "openhands", "openhands goes on"),
+)
+async def test_real_agent_ends_after_replies_without_a_command(
+    agent: PythonAgent, script: list[str], turns: int, end: str
+) -> None:
+    trial = await trial_of(agent, ScriptedModel(*script))
+    assert (trial.failure, trial.exit_code, len(trial.turns)) == (None, 0, turns)
+    assert trial.texts("text") == [text for text in script[:turns] if text]
+    assert trial.events[-1].text == f"ended: {end}"
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+async def test_real_openhands_summarises_its_history_if_asked_to() -> None:
+    model = ScriptedModel(*[Run(f"echo {n}") for n in range(5)], "A summary.", "Done.")
+    trial = await trial_of(OpenHands(OpenHandsConfig(condense_after=10)), model)
+    assert trial.failure is None
+    assert "the history was summarised: A summary." in trial.texts("info")
+    assert not extends(model)
+
+
+WHOLE = "pkg/a.py\n```\ndef f():\n    return 2\n```\n"
+DIFF = "pkg/a.py\n```python\n<<<<<<< SEARCH\n    return 1\n=======\n    return 2\n>>>>>>> REPLACE\n```\n"
+WRONG = DIFF.replace("return 1", "return 7")
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("edit_format", "script", "problem"),
+    [
+        ("whole", ["I need pkg/a.py.", WHOLE], "Fix it."),
+        ("diff", ["I need pkg/a.py.", DIFF], "Fix it."),
+        ("whole", [WHOLE], "/clear See http://127.0.0.1:1/x and fix pkg/a.py."),
+        ("diff", [f"pkg/a.py {WRONG}", *[WRONG] * 4, DIFF], "Fix it."),
+    ],
+    ids=("whole", "diff", "task names the file and an address", "failed edits beyond its own limit"),
+)
+async def test_real_aider_edits_a_file_and_leaves_nothing_else(
+    edit_format: Any, script: list[str], problem: str
+) -> None:
+    found: list[tuple[bytes, str]] = []
+
+    async def after(sandbox: Sandbox) -> None:
+        status = await sandbox.exec(["git", "status", "--short", "--ignored"])
+        found.append((await sandbox.read("/testbed/pkg/a.py"), status.text))
+
+    model, files = ScriptedModel(*script), {"pkg/a.py": OLD, "pkg/b.py": b"def g():\n    return 1\n"}
+    agent = Aider(AiderConfig(edit_format=edit_format))
+    trial = await trial_of(agent, model, files=files, problem=problem, after=after)
+    assert (trial.failure, trial.exit_code, len(trial.turns)) == (None, 0, len(script))
+    assert found == [(NEW, " M pkg/a.py\n")]
+    assert not any(request.tools for request in model.asked)
+    if script[0].startswith("I need"):
+        assert trial.texts("text") == script
+        first, second = (str(request.messages) for request in model.asked)
+        assert "│def g():" in first, "the map of the repository"
+        assert "added these files to the chat" in second

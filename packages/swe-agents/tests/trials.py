@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from swe_core import AgentContext, AgentEvent, AgentSpec
+from swe_core import AgentContext, AgentEvent, AgentSpec, Completion
+from swe_core.api.engine import Usage
+from swe_core.api.sandbox import Sandbox
 from swe_core.errors import AgentError
 from swe_testing.agents import ScriptedModel, Trial, run_once
 from swe_testing.records import make_task
 
 TOKEN = "the-token-of-this-rollout"
-_ODD = (
-    "", "  ", "no JSON", "[1]", "{}", '{"type": 1}', '{"role": []}', '{"type": ["message"]}', "[" * 10**5,
-)  # fmt: skip
 
 
 def context(prompt: str = "Fix it.") -> AgentContext:
@@ -26,16 +25,27 @@ def context(prompt: str = "Fix it.") -> AgentContext:
     return AgentContext(make_task(), prompt, url, TOKEN, "org/Model-8B:high", "/testbed")
 
 
-def parsed(agent: AgentSpec) -> list[tuple[str, str, str | None, bool]]:
-    """Return the events of the agent's recorded output: kind, text, tool, fatal."""
+def parsed(agent: AgentSpec) -> list[AgentEvent]:
+    """Return the events of the agent's recorded output."""
     lines = (Path(__file__).parent / "recorded" / f"{agent.name}.jsonl").read_text().splitlines()
-    events = [event for line in lines for event in agent.parse_event(line)]
-    return [(event.kind, event.text, event.tool, event.fatal) for event in events]
+    return [event for line in lines for event in agent.parse_event(line)]
 
 
-def odd_lines(agent: AgentSpec) -> list[AgentEvent]:
-    """Return the events of lines that no agent should print."""
-    return [event for line in _ODD for event in agent.parse_event(line)]
+def calls(tool: str, arguments: str) -> Completion:
+    """Return a reply that calls `tool`; `arguments` are the raw text that the model sampled."""
+    call = {"id": "call_1", "type": "function", "function": {"name": tool, "arguments": arguments}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    return Completion(message, "tool_calls", Usage(completion_tokens=1))
+
+
+def reader(*names: str) -> tuple[list[bytes], Callable[[Sandbox], Awaitable[None]]]:
+    """Return a list, and what to do after a trial to put the content of these files into it."""
+    found: list[bytes] = []
+
+    async def after(sandbox: Sandbox) -> None:
+        found.append((await sandbox.exec(["cat", *names])).stdout)
+
+    return found, after
 
 
 def contexts_of(kinds: Iterable[type[AgentSpec]], monkeypatch: pytest.MonkeyPatch) -> list[AgentContext]:
