@@ -60,12 +60,7 @@ def children(pid: int) -> list[int]:
 
 @dataclass
 class RayCluster:
-    """A cluster in a process of its own.
-
-    Args:
-        home: A directory for the files of its nodes.
-        raylets: Their process ids.
-    """
+    """A cluster in a process of its own; `home` has the files of its nodes, and `raylets` are their pids."""
 
     process: subprocess.Popen[str]
     home: Path
@@ -74,7 +69,7 @@ class RayCluster:
 
     def add(self, slots: int, **variables: str) -> int:
         """Add a node, and return the process id of its raylet."""
-        self.raylets.append(self._do("add", slots, *(f"{name}={value}" for name, value in variables.items())))
+        self.raylets.append(self._do("add", slots, *map("=".join, variables.items())))
         return self.raylets[-1]
 
     def remove(self, raylet: int) -> None:

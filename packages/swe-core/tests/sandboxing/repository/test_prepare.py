@@ -173,27 +173,26 @@ async def test_prepare_does_not_repack_needlessly(provider: SandboxProvider, rep
         assert await sh(sandbox, FSCK + "; git log --oneline | wc -l") == "1\n"
 
 
-KINDS = ("shallow", "sha256", "split index", "chains of deltas", "partial")
+KINDS = {
+    "shallow": "git clone -q --depth 2 --no-single-branch file://$PWD ../made; cd ../made",
+    "sha256": "git init -q -b main --object-format=sha256 ../made; cd ../made; echo 1 >a; git add a;"
+    f"git config user.name A; git config user.email a@example.org; git commit -q -m 1;{FUTURE}",
+    "split index": "cp -r . ../made; cd ../made; git update-index --split-index; touch x; git add x;"
+    "git update-index --split-index",
+    "chains of deltas": "cp -r . ../made; cd ../made; for n in 1 2 3 4 5 6; do seq 2000 >>big;"
+    "echo $n >>big; git add big; git commit -q -m $n; done; git checkout -q -b more; for n in 1 2 3; do "
+    f"seq 2000 >>big; echo {FIX} >>big; git add big; git commit -q -m $n; done; git gc -q;"
+    "git checkout -q main",
+    "partial": "git config uploadpack.allowFilter true; git repack -q -a -d;"
+    "git clone -q --filter=blob:none file://$PWD ../made; cd ../made",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", slow_but(["shallow"], KINDS))
 async def test_prepare_accepts_every_kind_of_repository(
     provider: SandboxProvider, aged: Repo, kind: str
 ) -> None:
-    make = {
-        "shallow": "git clone -q --depth 2 --no-single-branch file://$PWD ../made; cd ../made",
-        "sha256": "git init -q -b main --object-format=sha256 ../made; cd ../made; echo 1 >a; git add a;"
-        f"git config user.name A; git config user.email a@example.org; git commit -q -m 1;{FUTURE}",
-        "split index": "cp -r . ../made; cd ../made; git update-index --split-index; touch x; git add x;"
-        "git update-index --split-index",
-        "chains of deltas": "cp -r . ../made; cd ../made; for n in 1 2 3 4 5 6; do seq 2000 >>big;"
-        "echo $n >>big; git add big; git commit -q -m $n; done; git checkout -q -b more; for n in 1 2 3; do "
-        f"seq 2000 >>big; echo {FIX} >>big; git add big; git commit -q -m $n; done; git gc -q;"
-        "git checkout -q main",
-        "partial": "git config uploadpack.allowFilter true; git repack -q -a -d;"
-        "git clone -q --filter=blob:none file://$PWD ../made; cd ../made",
-    }  # fmt: skip
-    aged.sh(make[kind])
+    aged.sh(KINDS[kind])
     aged.path = aged.path.parent / "made"
     show = "git log --format=%H; git status --porcelain; git ls-files -s"
     before = aged.sh(show)
@@ -222,11 +221,6 @@ async def test_prepare_truncates_submodules(provider: SandboxProvider, aged: Rep
         assert await sh(sandbox, "git status --porcelain; git submodule status | cut -c 1") == " \n"
 
 
-AGENT_OR_GRADER = [
-    pytest.param(True, id="agent"),
-    pytest.param(False, id="grader", marks=pytest.mark.slow),
-]
-
 BUG = """\
 diff --git a/a.py b/a.py
 --- a/a.py
@@ -236,7 +230,7 @@ diff --git a/a.py b/a.py
 +a = 'bug'"""
 
 
-@pytest.mark.parametrize("hide", AGENT_OR_GRADER)
+@pytest.mark.parametrize("hide", slow_but([True], [True, False]))
 async def test_prepare_applies_a_bug_and_hides_the_original(
     provider: SandboxProvider, aged: Repo, hide: bool
 ) -> None:
