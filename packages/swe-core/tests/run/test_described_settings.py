@@ -58,9 +58,8 @@ def test_default_is_given_where_there_is_one(mine: dict[str, DescribedSetting]) 
     assert (mine["made"].default, mine["inner.depth"].default, mine["late"].default) == ([1], 1, None)
 
 
-@pytest.mark.parametrize(
-    ("annotation", "kind"),
-    [
+def test_type_is_named_in_plain_words() -> None:
+    for annotation, kind in (
         (bool, "true or false"),
         (str | tuple[str, ...], "text or list of text"),
         (dict[str, Any], "table"),
@@ -68,10 +67,8 @@ def test_default_is_given_where_there_is_one(mine: dict[str, DescribedSetting]) 
         (Any, "any value"),
         (complex, "complex"),
         ("Later", "any value"),
-    ],
-)
-def test_type_is_named_in_plain_words(annotation: Any, kind: str) -> None:
-    assert kind_of(annotation) == kind
+    ):
+        assert kind_of(annotation) == kind
 
 
 def test_settings_of_every_installed_component_are_described() -> None:
