@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 
 from swe_core.api.messages import Message
-from swe_core.drift.measure import Drift, measure, total
+from swe_core.drift.measure import Drift, measure
 from swe_core.drift.recorded import RecordedConversation, RecordedTurn
 from swe_core.tokens.family_renderer import FamilyRenderer
 from swe_core.tokens.probe_messages import TOOLS, reply, result, user
@@ -111,11 +111,3 @@ def test_measure_of_a_template_that_never_extends() -> None:
     found = measure(RecordedConversation("c", session(*WORK)), renderer, ChatTemplate(tokenizer, source, {}))
     assert (found.ours.broken, found.anew.broken) == (1, 1)
     assert found.ours.causes == found.anew.causes
-
-
-def test_total_adds_conversations() -> None:
-    one, other = drift(*session(*WORK)), drift(*session(*WORK), NEXT)
-    both = total([one, other])
-    assert (both.turns, both.sampled) == (5, one.sampled + other.sampled)
-    assert (both.ours.rows, both.anew.rows) == (2, 3)
-    assert both.anew.causes == {"template": 1}

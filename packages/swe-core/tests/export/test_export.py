@@ -28,18 +28,6 @@ def sentence(done: Any) -> str:
     return str(done.exception)
 
 
-def test_default_folder_has_the_name_of_the_run(
-    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    add(run, rollout("a-0"))
-    done = invoke(run.path, "--format", "sft")
-    assert done.exit_code == 0, done.exception
-    assert done.output.startswith("run-sft: 1 conversation of 1 rollout, ")
-    assert 'open it: conversations = load_dataset("run-sft", split="train")' in done.output
-    assert sorted(path.name for path in (tmp_path / "run-sft").iterdir()) == ["README.md", "train.jsonl"]
-
-
 def test_card_says_what_the_data_are(training: RunDirectory, exported: Export) -> None:
     text = (exported(training, "parquet") / "README.md").read_text()
     assert DatasetCard(text).data["configs"][0]["data_files"] == [{"split": "train", "path": "train.parquet"}]
@@ -120,11 +108,7 @@ UNRESOLVED = {"outcome": "unresolved", "reward": 0.0}
         (filled(**INTERRUPTED), "sft", "'RUN' has no finished rollout yet, so there is nothing to export"),
         (filled(**UNRESOLVED), "sft", "no finished rollout of 'RUN' is resolved: choose others"),
         (filled(**UNRESOLVED), "atif --task aa", "is of the task 'aa'; did you mean 'a'?"),
-        (
-            filled(tokens=False),
-            "jsonl",
-            "because its engine does not own the tokens: choose another",
-        ),
+        (filled(tokens=False), "jsonl", "its engine does not own the tokens: choose another"),
         (without_calls, "sft", "no conversation to write: 1 rollout without a recorded call to a model"),
         (filled(b"{", b"[]\n{"), "sft", "line 1 of 'RUN/rollouts.jsonl' is not a"),
         (filled(b'"agent":"mini"', b'"agent":5'), "sft", "the record of 'a-0' in"),
@@ -150,12 +134,16 @@ def test_tasks_are_chosen(run: RunDirectory, exported: Export) -> None:
     assert "with the outcome resolved and one of 1 chosen task are here" in (folder / "README.md").read_text()
 
 
-def test_several_runs_are_one_export(tmp_path: Path, exported: Export) -> None:
+def test_several_runs_are_one_export(
+    tmp_path: Path, exported: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     one, two = new_run(tmp_path / "one"), new_run(tmp_path / "two")
-    add(one, rollout("a-0"))
-    add(two, rollout("a-0"))
+    for run in (one, two):
+        add(run, rollout("a-0"))
     folder = exported(one, "sft", two.path)
     assert len((folder / "train.jsonl").read_text().splitlines()) == 2
+    assert invoke(one.path, "--format", "sft").output.startswith("one-sft: 1 conversation of 1 rollout, ")
 
 
 def test_running_run_is_exported_as_far_as_it_is(run: RunDirectory, tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
-"""pass@k and its intervals: against closed forms, by enumeration, and by simulation."""
+"""pass@k and its intervals: against closed forms and by enumeration."""
 
 from __future__ import annotations
 
 import math
 from itertools import combinations
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import pytest
@@ -72,29 +71,6 @@ def test_effective_trials_apply_the_design_effect() -> None:
     assert effective_trials([0.5, 0.5], 8) == 8  # all alike: every attempt tells something
     assert effective_trials([1.0, 1.0], 8) == 2  # nothing is known of how they differ
     assert effective_trials([0.0, 1.0], 8) == 2  # a task's attempts are all the same
-
-
-def covered(probabilities: np.ndarray[Any, Any], truth: float, attempts: int, k: int, seed: int) -> float:
-    """How often the interval holds the truth, over runs whose tasks are drawn from `probabilities`."""
-    generator, hits = np.random.default_rng(seed), 0
-    runs, tasks = 400, 25
-    for _ in range(runs):
-        resolved = generator.binomial(attempts, generator.choice(probabilities, tasks))
-        found = estimates([task(attempts, int(count)) for count in resolved])
-        (one,) = (one for one in found if one.k == k)
-        hits += one.low <= truth <= one.high
-    return hits / runs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("shape", "attempts", "k"), [((0.5, 0.5), 1, 1), ((2, 2), 4, 1), ((0.3, 2), 4, 2), ((50, 50), 8, 4)]
-)
-def test_interval_has_its_nominal_coverage(shape: tuple[float, float], attempts: int, k: int) -> None:
-    """Tasks of all kinds: mostly easy or hopeless, middling, mostly hard, all alike."""
-    probabilities = np.random.default_rng(1).beta(*shape, size=100_000)
-    truth = float(np.mean(1 - (1 - probabilities) ** k))
-    assert covered(probabilities, truth, attempts, k, seed=2) > 0.91
 
 
 @settings(max_examples=50)

@@ -63,7 +63,7 @@ def test_odd_patches_are_shown() -> None:
 
 def test_large_patch_says_what_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "patch.diff"
-    path.write_bytes(b"diff --git a/f b/f\n@@ -0,0 +1 @@\n" + b"+x\n" * 2_000_000)
+    path.write_bytes(b"diff --git a/f b/f\n@@ -0,0 +1 @@\n" + (b"+" + b"x" * 98 + b"\n") * 50_000)
     patch = patch_at(path, tmp_path)
     assert patch is not None
     assert (patch.read, patch.unread, patch.digest) == (4_000_000, path.stat().st_size - 4_000_000, None)
