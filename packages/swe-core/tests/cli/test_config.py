@@ -17,7 +17,10 @@ from swe_core.run.plan import plan_run
 from swe_core.run.settings import load_settings
 
 WORKER = """
-from swe_core import Component, hookimpl
+from swe_core import Component, Config, hookimpl
+
+class Own(Config):
+    api_key: str = "not-in-the-environment"
 
 class Worker:
     async def run(self, runner): ...
@@ -25,7 +28,7 @@ class Worker:
 @hookimpl
 def swe_workers():
     settings = {"grader": {"swe": {"log_mb": 7}}}
-    return [Component("busy", lambda config: Worker(), defaults={"agent": "oracle"}, settings=settings)]
+    return [Component("busy", lambda config: Worker(), Own, defaults={"agent": "oracle"}, settings=settings)]
 """
 
 
@@ -74,7 +77,10 @@ def test_each_value_has_the_layer_that_won(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_only_what_is_set_is_printed_unless_all_is_asked_for() -> None:
-    few, every = lines("--attempts", "4"), lines("--attempts", "4", "--all")
+    args = ("--attempts", "4", "--set", "sandbox.docker.pull=never")
+    few, every = lines(*args), lines(*args, "--all")
+    assert "[sandbox.docker] # not used: the sandbox is local" in few
+    assert shown(*args)["sandbox.docker.pull"]["used"] is False
     assert "attempts = 4 # command line" in few
     assert "concurrency = 4 # default" not in few
     assert "concurrency = 4 # default" in every
@@ -109,12 +115,6 @@ def test_components_in_effect_are_named_and_their_settings_shown(monkeypatch: py
     monkeypatch.delenv("SWE_AGENT__MINI__MAX_TURNS")
     monkeypatch.setenv("SWE_AGENT__MINI", '{"max_turns": 5}')
     assert origin(shown(), "agent.mini.max_turns") == (5, "environment", "SWE_AGENT__MINI")
-
-
-def test_table_of_an_unused_component_says_so() -> None:
-    args = ("--set", "sandbox.docker.pull=never")
-    assert "[sandbox.docker] # not used: the sandbox is local" in lines(*args)
-    assert shown(*args)["sandbox.docker.pull"]["used"] is False
 
 
 def test_defaults_of_a_plugin_have_its_name(tmp_path: Path) -> None:
@@ -166,15 +166,8 @@ def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_default_of_a_secret_is_not_shown(tmp_path: Path) -> None:
-    plugin = tmp_path / "mine.py"
-    plugin.write_text(
-        "from swe_core import Component, Config, hookimpl\n"
-        "class MineConfig(Config):\n"
-        "    api_key: str = 'not-in-the-environment'\n"
-        "@hookimpl\n"
-        "def swe_agents():\n"
-        "    return [Component('mine', lambda config: None, MineConfig)]\n"
-    )
+    plugin = tmp_path / "busy.py"
+    plugin.write_text(WORKER)
     for more in ("--all", "--json"):
         shown = run("-p", str(plugin), more).stdout
         assert "api_key" in shown

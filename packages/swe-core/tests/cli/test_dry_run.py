@@ -59,6 +59,8 @@ def test_evaluation_is_described_and_nothing_written(dry_run: Ran, tmp_path: Pat
     assert lines["budget"] == "turns 50"
     assert lines["records"] == "mine (not created yet)"
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "empty").mkdir()
+    assert dry_run("--out", "empty")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -75,11 +77,6 @@ def test_who_answers_calls(dry_run: Ran, args: tuple[str, ...], engine: str) -> 
     assert lines["engine"] == engine
     assert lines["rollouts"] == "1 = 1 task × 1 attempt, 4 at a time"
     assert lines["records"].startswith("runs/")
-
-
-def test_empty_directory_may_be_the_run_directory(dry_run: Ran, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    assert dry_run("--out", "empty")[0] == 0
 
 
 def test_resumed_run_names_what_is_left(dry_run: Ran, tmp_path: Path) -> None:

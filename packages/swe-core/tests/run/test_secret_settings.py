@@ -42,21 +42,18 @@ def test_run_with_secret_setting_does_not_start(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "sets",
-    [
+def test_settings_error_has_no_secret() -> None:
+    for sets in (
         ["api_key=" + SECRET],
         ["sandbox..api_key=" + SECRET],
         ["push.hub_token.api_key=" + SECRET],
         ["push=" + json.dumps({"hub_token": SECRET})],
         ["engine.openai=abc", "engine.openai.api_key=" + SECRET],
         ["engine.openai=" + json.dumps([{"api_key": SECRET}])],
-    ],
-)
-def test_settings_error_has_no_secret(sets: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_settings(sets=sets)
-    assert SECRET not in str(caught.value)
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_settings(sets=sets)
+        assert SECRET not in str(caught.value)
 
 
 class Strict(Config):
@@ -64,18 +61,12 @@ class Strict(Config):
     servers: tuple[int, ...] = ()
 
 
-def test_component_error_has_no_secret() -> None:
-    for values in ({"number": {"api_key": SECRET}}, {"servers": [{"api_key": SECRET}]}):
-        with pytest.raises(ConfigError) as caught:
+def test_component_error_has_neither_a_secret_nor_the_password_of_a_url() -> None:
+    for values, says in (
+        ({"number": {"api_key": SECRET}}, "number"),
+        ({"servers": [{"api_key": SECRET}]}, "servers"),
+        ({"number": f"http://user:{SECRET}@host/path"}, "@host/path"),
+    ):
+        with pytest.raises(ConfigError, match=says) as caught:
             validate(Strict, values, "[agent.strict]")
         assert SECRET not in str(caught.value)
-
-
-def test_password_in_a_wrong_url_is_not_repeated() -> None:
-    class Settings(Config):
-        url: int
-
-    with pytest.raises(ConfigError, match="url") as caught:
-        validate(Settings, {"url": f"http://user:{SECRET}@host/path"}, "the engine")
-    assert SECRET not in str(caught.value)
-    assert "@host/path" in str(caught.value)
