@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from datasets import load_dataset
 
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.training_records import read_groups
@@ -23,6 +22,8 @@ ARRAYS = ("input_ids", "completion_mask", "old_log_probs", "versions")
 
 def loaded(folder: Path, cache: Path) -> list[dict[str, Any]]:
     """The rows as `datasets` reads a folder with a data card."""
+    from datasets import load_dataset  # takes seconds, in each worker that collects
+
     return list(load_dataset(str(folder), split="train", cache_dir=str(cache)))
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import load_dataset
 
 from swe_core.rollout.run_directory import RunDirectory
 from swe_testing.records import make_turn
@@ -37,6 +36,8 @@ def rows(run: RunDirectory, exported: Export, tmp_path: Path) -> Any:
     path = run.path / "rollouts" / "b-0" / "turns.jsonl"
     path.write_bytes(path.read_bytes().replace(b"bash", b"read").replace(b"command", b"path"))
     folder = exported(run, "sft")
+    from datasets import load_dataset  # takes seconds, in each worker that collects
+
     found = load_dataset(str(folder), split="train", cache_dir=str(tmp_path / "cache"))
     assert list(found) == lines(folder)
     return found

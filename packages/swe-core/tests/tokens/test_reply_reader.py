@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from functools import cache
 
 import pytest
-from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
 
 from swe_core.tokens.family_renderer import FamilyRenderer
 from swe_core.tokens.renderer import Parsed, Tools
@@ -115,6 +113,9 @@ def test_stop_token_is_not_text_of_a_template() -> None:
 
 def test_tokenizer_that_retracts_characters_does_not_stream() -> None:
     """An incomplete run of bytes replaces the characters before it."""
+    from tokenizers import Tokenizer, decoders, models  # these take seconds, in each worker that collects
+    from transformers import PreTrainedTokenizerFast
+
     letters = {f"<0x{byte:02X}>": byte for byte in range(256)}
     model = models.BPE({**letters, "a": 256, "<end>": 257}, [], byte_fallback=True)
     fast = Tokenizer(model)
