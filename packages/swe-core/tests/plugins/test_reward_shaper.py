@@ -30,9 +30,12 @@ def hook(expression: str, mark: str = "@hookimpl", arguments: str = "rollout, re
     return f"{mark}\ndef swe_shape_reward({arguments}):\n    return {expression}\n"
 
 
-def test_without_a_plugin_a_reward_stays(tmp_path: Path) -> None:
+def test_without_a_plugin_a_reward_stays_and_any_real_number_is_one(tmp_path: Path) -> None:
     shape = shaper(tmp_path)
     assert (shape.names, shape(make_rollout(), 0.25)) == ([], 0.25)
+    for value in ("2", "__import__('numpy').float32(2)"):
+        shaped = shaper(tmp_path, one=hook(value))(make_rollout(), 1.0)
+        assert (type(shaped), shaped) == (float, 2.0)
 
 
 def test_plugins_shape_in_the_order_of_loading(tmp_path: Path) -> None:
@@ -45,12 +48,6 @@ def test_plugins_shape_in_the_order_of_loading(tmp_path: Path) -> None:
     )
     assert shape.names == ["first", "second", "third", "last"]
     assert shape(make_rollout(turns=3), 1.0) == (3 + 1) * 2 * 10
-
-
-@pytest.mark.parametrize("value", ["2", "__import__('numpy').float32(2)"])
-def test_any_real_number_is_a_reward(tmp_path: Path, value: str) -> None:
-    shaped = shaper(tmp_path, one=hook(value))(make_rollout(), 1.0)
-    assert (type(shaped), shaped) == (float, 2.0)
 
 
 @pytest.mark.parametrize(
