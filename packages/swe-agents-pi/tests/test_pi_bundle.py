@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from swe_agents_pi.agent import PiAgent
-from swe_agents_pi.bundle import ANSWER, CLI, PI, pi_recipe
+from swe_agents_pi.bundle import ANSWER, CLI, PI
 from swe_agents_pi.config import PiConfig
-from swe_core.bundles import find_bundle
 from swe_core.errors import ConfigError
 from swe_core.plugins.manager import PluginSet
 
@@ -26,14 +25,8 @@ def test_bundle_has_pi_its_extension_and_a_node(pi_bundle: Path) -> None:
         [pi_bundle / "bin/node", pi_bundle / CLI, "--version"], capture_output=True, text=True
     )
     assert PI.version in said.stdout + said.stderr
-
-
-def test_agent_has_the_bundle_as_its_asset(pi_bundle: Path) -> None:
     (asset,) = PiAgent().assets()
     assert (asset.name, asset.path) == ("pi", pi_bundle)
-    found = find_bundle(pi_recipe())
-    assert found is not None
-    assert found.digest == asset.digest
 
 
 def test_configured_node_that_does_not_run_names_the_setting(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ import pytest
 from swe_agents.acp import AGENTS, AcpAgent, AcpConfig
 from swe_core.api.agent import AgentContext
 from swe_core.api.limits import Budgets
-from swe_core.api.sandbox import Sandbox
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.errors import AgentError, ConfigError
 from swe_testing.agents import Run, Scripted, ScriptedModel, Trial, run_once
 from swe_testing.records import make_task
+
+from .trials import reader
 
 OBSTACLE = why_not(find_bwrap())
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))]
@@ -50,11 +51,7 @@ async def test_acp_takes_turns_and_joins_the_pieces_of_a_text() -> None:
 
 @pytest.mark.parametrize(("policy", "chosen"), [("allow", "once"), ("reject", "never")])
 async def test_acp_answers_permission_requests_by_policy(policy: str, chosen: str) -> None:
-    made: list[bytes] = []
-
-    async def after(sandbox: Sandbox) -> None:
-        made.append((await sandbox.exec(["cat", "made.txt"])).stdout)
-
+    made, after = reader("made.txt")
     trial = await run(Small("asks", permissions=policy), "I write.", after=after)
     assert trial.failure is None
     assert made == [b"once" if policy == "allow" else b""]
@@ -65,20 +62,14 @@ async def test_acp_answers_permission_requests_by_policy(policy: str, chosen: st
     ]
 
 
-async def test_acp_resumes_the_session_of_an_agent_that_exits() -> None:
-    trial = await run(Small("exits"), "lost", "found")
-    assert trial.failure is None
-    assert trial.texts("text") == ["found"], "what the session tells again is no new event"
-    assert "interrupted" in trial.turns[1].messages[0]["content"]
-
-
-@pytest.mark.parametrize("mode", ["exits-forgets", "exits-loses"])
-async def test_acp_begins_anew_where_the_agent_has_lost_the_session(mode: str) -> None:
+@pytest.mark.parametrize("mode", ["exits", "exits-forgets", "exits-loses"])
+async def test_acp_resumes_an_agent_that_exits_or_begins_anew(mode: str) -> None:
+    """Anew where it has lost the session. What a session tells again is no new event."""
     trial = await run(Small(mode, follow_ups=("And now?",)), "lost", "first", "second")
     assert trial.failure is None
     assert trial.texts("text") == ["first", "second"]
-    (message,) = trial.turns[1].messages
-    assert "Create the file made.txt." in message["content"]
+    said = "interrupted" if mode == "exits" else "Create the file made.txt."
+    assert said in trial.turns[1].messages[0]["content"]
 
 
 @pytest.mark.parametrize(
@@ -134,11 +125,7 @@ REAL = pytest.mark.parametrize("agent", sorted(AGENTS))
 @pytest.mark.slow
 @REAL
 async def test_acp_drives_a_real_agent_for_two_turns(agent: str) -> None:
-    made: list[bytes] = []
-
-    async def after(sandbox: Sandbox) -> None:
-        made.append((await sandbox.exec(["cat", "one.txt", "two.txt"])).stdout)
-
+    made, after = reader("one.txt", "two.txt")
     script = (Run("echo one > one.txt"), "First.", Run("echo two > two.txt"), "Second.")
     trial = await run(AcpAgent(AcpConfig(agent=agent, follow_ups=("And two.txt.",))), *script, after=after)
     assert trial.failure is None, trial.log

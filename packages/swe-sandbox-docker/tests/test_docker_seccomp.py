@@ -105,12 +105,6 @@ async def attempt(provider: DockerProvider, spec: SandboxSpec, *calls: tuple[int
     return found
 
 
-def allowed() -> list[str]:
-    """The calls that may be made whatever their arguments are."""
-    rules = json.loads(seccomp.profile())["syscalls"]
-    return [name for rule in rules if "args" not in rule and "errnoRet" not in rule for name in rule["names"]]
-
-
 def test_filter_is_no_weaker_than_that_of_local_sandboxes() -> None:
     assert seccomp.FAMILIES == local.FAMILIES
     for machine in local.MACHINES.values():
@@ -119,7 +113,9 @@ def test_filter_is_no_weaker_than_that_of_local_sandboxes() -> None:
 
 def test_allowed_system_calls() -> None:
     """Each call once, and none that needs an argument checked or a capability."""
-    names = allowed()
+    rules = json.loads(seccomp.profile())["syscalls"]
+    free = [rule for rule in rules if "args" not in rule and "errnoRet" not in rule]
+    names = [name for rule in free for name in rule["names"]]
     assert len(names) == len(set(names))
     denied = {*seccomp.MISSING, *NUMBERS["x86_64"], "socketcall", "personality", "reboot", "syslog"}
     denied |= {"setdomainname", "fsopen", "fsmount", "move_mount", "open_tree", "mount_setattr"}
@@ -181,9 +177,8 @@ async def test_engine_without_seccomp_is_refused(
     client.limits = replace(client.limits, seccomp=False)
     for network in ("llm", "none"):
         confined = spec.model_copy(update={"network": network})
-        with pytest.raises(
-            PolicyRefused, match=f"the network policy '{network}' .* sandbox.docker.seccomp to 'engine'"
-        ):
+        says = f"the network policy '{network}' .* sandbox.docker.seccomp to 'engine'"
+        with pytest.raises(PolicyRefused, match=says):
             provider.check_supported(confined)
         with pytest.raises(PolicyRefused, match="does not apply swe-core's seccomp profile"):
             async with provider.open(confined):
@@ -192,10 +187,7 @@ async def test_engine_without_seccomp_is_refused(
     (note,) = [note for note in provider.notes() if "system calls" in note]
     assert "AF_VSOCK" in note
     monkeypatch.setattr("swe_sandbox_docker.client._limits", lambda *_: client.limits)
-    assert (
-        "does not accept swe-core's seccomp profile (sandbox.docker.seccomp)"
-        in checks.engine(client.address).text
-    )
+    assert "does not accept swe-core's seccomp profile" in checks.engine(client.address).text
 
 
 @pytest.mark.docker

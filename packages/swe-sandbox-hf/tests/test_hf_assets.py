@@ -133,6 +133,8 @@ async def test_mounts_of_a_run_cannot_be_swapped(local_hf: LocalHF, with_asset: 
     (path,) = archives_in(local_hf)
     repo(local_hf).commit("main", {path: b"something else"}, "swap")
     await use(provider, with_asset)
+    with pytest.raises(SandboxError, match=r"cannot unpack the files of '/opt/swe/mine' in the sandbox"):
+        await use(provider_of(), with_asset)  # which mounts what is there now
 
 
 async def test_sandbox_sees_nothing_else_of_the_data_set(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
@@ -254,16 +256,6 @@ async def test_data_set_that_changes_all_the_time(
     local_hf.faults.plan(COMMIT, 412, 412)
     said = await refusal(provider_of(), with_asset, local_hf)
     assert "it was changed by others during each of 2 attempts" in said
-
-
-@pytest.mark.slow
-async def test_archive_that_is_none(local_hf: LocalHF, with_asset: SandboxSpec) -> None:
-    """An archive that a user put there by hand."""
-    await use(provider_of(), with_asset)
-    (path,) = archives_in(local_hf)
-    repo(local_hf).commit("main", {path: b"no archive"}, "broken")
-    with pytest.raises(SandboxError, match=r"cannot unpack the files of '/opt/swe/mine' in the sandbox"):
-        await use(provider_of(), with_asset)
 
 
 @pytest.mark.parametrize("settings", [{"assets_repo": "agents"}, {"assets_repo": NAME, "pool": True}])

@@ -158,8 +158,7 @@ async def test_output_has_one_reader() -> None:
 
 
 async def test_closed_sandbox_ends_the_process() -> None:
-    process = Scripted(until_killed)
-    async with fed(process):
+    async with fed(Scripted(until_killed)) as process:
         await anyio.wait_all_tasks_blocked()
     assert process.over
     with pytest.raises(SandboxDied, match="'box' was closed"):
