@@ -49,15 +49,14 @@ def finish(run: RunDirectory, name: str) -> None:
     run.append(make_rollout(id=name, ledger=Ledger(sampled=3, trainable=3)))
 
 
-def save(run: RunDirectory, step: int) -> Path:
+def save(run: RunDirectory, step: int) -> None:
     """What transformers leaves, its state last."""
     path = run.path / "checkpoints" / f"checkpoint-{step}"
     path.mkdir(parents=True)
-    (path / "model.safetensors").write_bytes(b"weights of step %d" % step)
-    (path / f"only-{step}.bin").write_bytes(b"o")
-    (path / "training_args.bin").write_bytes(str(run.path).encode())
-    (path / "trainer_state.json").write_text(json.dumps({"global_step": step}))
-    return path
+    names = {"model.safetensors": f"weights of step {step}", f"only-{step}.bin": "o"}
+    names |= {"training_args.bin": str(run.path), "trainer_state.json": json.dumps({"global_step": step})}
+    for name, text in names.items():
+        (path / name).write_text(text)
 
 
 @pytest.fixture
@@ -65,15 +64,15 @@ def run(tmp_path: Path) -> RunDirectory:
     """A training that has begun: one group closed long ago, one open with a finished attempt."""
     info = new_run_info({}, {"run": {"model": "owner/base"}, "worker": {}}, None, [], {"t": "d"})
     run = RunDirectory.create(tmp_path / "run", info, Redactor())
-    journal = Journal(run.path / JOURNAL)
-    number = journal.open_group("t", 2)
-    journal.add_member(number, Member(f"t-g{number}-0", 0, 1.0, (), None, None))
-    journal.close()
+    with closing(Journal(run.path / JOURNAL)) as journal:
+        number = journal.open_group("t", 2)
+        journal.add_member(number, Member(f"t-g{number}-0", 0, 1.0, (), None, None))
     finish(run, f"t-g{number}-0")
-    (run.path / "metrics.jsonl").write_text('{"step":3}\n')
-    (run.path / "groups.jsonl").write_text('{"group":0}\n')
-    (run.path / "trained.jsonl").write_text('{"step":3}\n')
+    for name in ("metrics.jsonl", "groups.jsonl", "trained.jsonl", "evaluations.jsonl"):
+        (run.path / name).write_text('{"step":3}\n')
     (run.path / "vocab.json.gz").write_bytes(b"made again by the next process")
+    (run.path / "model").mkdir()
+    (run.path / "model" / "model.safetensors").write_bytes(b"trained")
     return run
 
 
@@ -128,8 +127,6 @@ def test_deployment_contains_nothing_of_this_machine(
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write(f'{{"step":4,"text":"key-of-the-user {hf.token}"}}\n')
     callback = pushed(run, 3)
-    (run.path / "model").mkdir()
-    (run.path / "model" / "model.safetensors").write_bytes(b"w")
     callback.finish(run.path / "model")
     whole = b"\n".join(files(hf).values())
     assert b"key-of-the-user" not in whole
@@ -144,8 +141,6 @@ def test_end(hf: LocalHF, run: RunDirectory, caplog: pytest.LogCaptureFixture) -
     """The last checkpoint is pushed even where it came while another was under way."""
     callback = pushed(run, 3)
     save(run, 6)
-    (run.path / "model").mkdir()
-    (run.path / "model" / "model.safetensors").write_bytes(b"trained")
     callback.finish(run.path / "model")
     there = files(hf)
     assert there["model.safetensors"] == b"trained"
@@ -177,35 +172,35 @@ def earlier(run: Path) -> list[str]:
 
 def test_training_that_came_back(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     """What a machine without a disk has: the name of the repository."""
-    callback = push(run)
-    save(run, 3)
-    finish(run, "t-g0-1")  # finished, but the journal does not know of it: it runs again
-    finish(run, "t-g9-0")
-    saved(callback)
+    with closing(Journal(run.path / JOURNAL)) as journal:
+        journal.finish_evaluation(journal.begin_evaluation(0, 1).id)
+        journal.begin_evaluation(3, 4)
+    # The last ones run again: the journal does not know of them, or their evaluation is open.
+    for name in ("h-eval0-0", "h-eval0-1-2", "h-eval3-0", "h-eval6-0", "t-g0-1", "t-g9-0"):
+        finish(run, name)
+    pushed(run, 3)
     there = tmp_path / "new" / "run"
     assert restore(TO, there) == 3
-    restored = RunDirectory.open(there)
+    restored, before = RunDirectory.open(there), ["t-g0-0", "h-eval0-0", "h-eval0-1-2"]
     assert restored.info == run.info.model_copy(update={"directory": None})
-    assert (restored.rollouts(), earlier(there)) == ([], ["t-g0-0"])
+    assert (restored.rollouts(), earlier(there)) == ([], before)
     path, step = last_checkpoint(there / "checkpoints")
     assert path is not None
     assert (step, (path / "model.safetensors").read_bytes()) == (3, b"weights of step 3")
     assert not (path / "swe-core").exists()
-    assert (there / "metrics.jsonl").read_text() == '{"step":3}\n'
-    assert (there / "groups.jsonl").read_text() == '{"group":0}\n'
+    for name in ("metrics.jsonl", "groups.jsonl", "evaluations.jsonl"):
+        assert (there / name).read_text() == '{"step":3}\n'
     assert not (there / "trained.jsonl").exists()  # its rollouts are not here either
-    journal = Journal(there / JOURNAL)
-    assert [group.members[0].rollout_id for group in journal.unfinished()] == ["t-g0-0"]
-    journal.close()
+    with closing(Journal(there / JOURNAL)) as journal:
+        assert [group.members[0].rollout_id for group in journal.unfinished()] == ["t-g0-0"]
     assert RunDirectory.resume(there, Redactor()).rollouts() == []
     # It continues, pushes, and is restored once more: nothing is lost.
     finish(restored, "t-g0-1-2")
-    journal = Journal(there / JOURNAL)
-    journal.add_member(0, Member("t-g0-1-2", 1, 1.0, (), None, None))
-    journal.close()
+    with closing(Journal(there / JOURNAL)) as journal:
+        journal.add_member(0, Member("t-g0-1-2", 1, 1.0, (), None, None))
     pushed(restored, 6)
     assert restore(TO, tmp_path / "third") == 6
-    assert earlier(tmp_path / "third") == ["t-g0-0", "t-g0-1-2"]
+    assert earlier(tmp_path / "third") == [*before, "t-g0-1-2"]
 
 
 def test_nothing_to_restore(
@@ -246,44 +241,47 @@ def test_incomplete_checkpoint_is_not_restored(hf: LocalHF, run: RunDirectory, t
 
 
 def test_command(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
-    def call() -> tuple[int, str]:
+    for code, said in (
+        (1, f"nothing to restore: no checkpoint was pushed to {TO}\n"),
+        (0, "restored step 3; res"),
+    ):
         done = CliRunner().invoke(restore_command, [TO, str(tmp_path / "new")], standalone_mode=False)
-        return done.return_value or 0, done.output
-
-    assert call() == (1, f"nothing to restore: no checkpoint was pushed to {TO}\n")
-    pushed(run, 3)
-    code, said = call()
-    assert code == 0
-    assert said.startswith("restored step 3; resume it with: swe-core run --resume")
+        assert (done.return_value or 0, done.output[: len(said)]) == (code, said)
+        if code:
+            pushed(run, 3)
 
 
 def test_another_training_keeps_its_checkpoints(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     pushed(run, 3)
     assert prepared(PushOptions(to=TO), run.path) is not None  # the same run resumes
-    for other in (tmp_path / "not-there", tmp_path / "other"):
+    RunDirectory.create(tmp_path / "other", new_run_info({}, {}, None, [], {"t": "d"}), Redactor())
+    for other in ("not-there", "other"):
         with pytest.raises(UsageError, match="has the checkpoints of another training"):
-            prepared(PushOptions(to=TO), other)
-        info = new_run_info({}, {}, None, [], {"t": "d"})
-        RunDirectory.create(tmp_path / "other", info, Redactor()) if not other.exists() else None
+            prepared(PushOptions(to=TO), tmp_path / other)
 
 
-def test_names_that_are_taken_and_tokens(
-    hf: LocalHF, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("to", "token", "said"),
+    [
+        ("tester/other", "login", "is taken by another model"),
+        ("tester/open", "login", "is public"),
+        (TO, "reader", "the Hugging Face token may not do that"),
+        (TO, None, "there is no Hugging Face token"),
+    ],
+)
+def test_repository_that_cannot_be_pushed_to(
+    hf: LocalHF, run: RunDirectory, monkeypatch: pytest.MonkeyPatch, to: str, token: str | None, said: str
 ) -> None:
     api = HfApi()
     api.create_repo("tester/other", private=True)
     api.upload_file(path_or_fileobj=b"1", path_in_repo="model.bin", repo_id="tester/other")
-    with pytest.raises(UsageError, match="is taken by another model"):
-        prepared(PushOptions(to="tester/other"), run.path)
     api.create_repo("tester/open")
-    with pytest.raises(UsageError, match="is public"):
-        prepared(PushOptions(to="tester/open"), run.path)
-    monkeypatch.setenv("HF_TOKEN", hf.add_token(["repo.content.read"]))
-    with pytest.raises(UsageError, match="the Hugging Face token may not do that"):
-        prepared(PushOptions(to=TO), run.path)
-    monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(UsageError, match="there is no Hugging Face token"):
-        prepared(PushOptions(to=TO), run.path)
+    if token is None:
+        monkeypatch.delenv("HF_TOKEN")
+    elif token == "reader":
+        monkeypatch.setenv("HF_TOKEN", hf.add_token(["repo.content.read"]))
+    with pytest.raises(UsageError, match=said):
+        prepared(PushOptions(to=to), run.path)
     assert prepared(PushOptions(), run.path) is None
 
 
@@ -331,21 +329,3 @@ def test_killed_in_mid_push(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> N
     assert restore(TO, tmp_path / "new") == 3
     saved(push(run))
     assert restore(TO, tmp_path / "newer") == 6
-
-
-def test_rollouts_of_an_open_evaluation_run_again_after_a_restore(
-    hf: LocalHF, run: RunDirectory, tmp_path: Path
-) -> None:
-    with closing(Journal(run.path / JOURNAL)) as journal:
-        journal.finish_evaluation(journal.begin_evaluation(0, 1).id)
-        journal.begin_evaluation(3, 4)
-    for name in ("h-eval0-0", "h-eval0-1-2", "h-eval3-0", "h-eval6-0"):
-        finish(run, name)
-    (run.path / "evaluations.jsonl").write_text('{"step":0}\n')
-    callback = push(run)
-    save(run, 3)
-    saved(callback)
-    there = tmp_path / "new" / "run"
-    assert restore(TO, there) == 3
-    assert earlier(there) == ["t-g0-0", "h-eval0-0", "h-eval0-1-2"]
-    assert (there / "evaluations.jsonl").read_text() == '{"step":0}\n'
