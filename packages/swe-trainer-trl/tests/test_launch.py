@@ -21,7 +21,7 @@ from swe_core.run.launcher import Launch
 from swe_core.run.plan import grader_of
 from swe_core.run.settings import RunOptions, Settings
 from swe_trainer_trl.config import TRLConfig
-from swe_trainer_trl.launch import TRLLauncher, _errors_explained, _key, _server_logs
+from swe_trainer_trl.launch import TRLLauncher, _errors_explained, _key
 from swe_trainer_trl.server.served import refuse_used, require_adapters
 
 from .answering import answering
@@ -36,16 +36,12 @@ def saying(body: object, status: int = 200) -> AbstractContextManager[tuple[str,
     [
         (200, {"vllm_config": {"lora_config": None}}, "takes no adapters: start it with --enable-lora"),
         (200, {"vllm_config": "text"}, "does not say"),
-        (200, [], "does not say"),
         (404, {}, "VLLM_SERVER_DEV_MODE=1"),
     ],
 )
 def test_server_without_is_refused_in_a_sentence(status: int, body: object, says: str) -> None:
     with saying(body, status) as (url, _), pytest.raises(ConfigError, match=says):
         require_adapters(url)
-
-
-def test_server_with_adapters_is_taken() -> None:
     with saying({"vllm_config": {"lora_config": {"max_lora_rank": 8}}}) as (url, _):
         require_adapters(url)
 
@@ -62,9 +58,8 @@ def test_server_that_holds_adapters_of_another_training_is_refused() -> None:
 
 
 TINY = {
-    "model_type": "qwen3",
-    **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 1500},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+    **{"model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
+    **{"vocab_size": 1500, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
 }
 ORDER = """
 import os, sys
@@ -82,11 +77,8 @@ class Watch:
 sys.meta_path.insert(0, Watch())
 from swe_trainer_trl.server import gpus
 gpus.visible_gpus = lambda: ("4", "7")
-from swe_core.run.plan import grader_of
-from swe_core.builtin.swe import SweGraderConfig
-from swe_core.run.settings import RunOptions, Settings
+from swe_core.run.settings import Settings
 from swe_core.errors import ConfigError
-from swe_core.plugins.manager import PluginSet
 from swe_core.run.launcher import Launch
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.launch import TRLLauncher
@@ -115,12 +107,6 @@ def test_trainers_gpu_is_chosen_before_trl_is_imported(tmp_path: Path) -> None:
     assert seen.endswith(" None")
 
 
-def test_each_server_has_a_log() -> None:
-    assert [str(path) for path in _server_logs(Path("run"), 3)] == [
-        *("run/vllm.log", "run/vllm-2.log", "run/vllm-3.log")
-    ]
-
-
 class Ended:
     """A server, and why it ended if it did."""
 
@@ -135,12 +121,9 @@ class Ended:
 
 def test_death_of_one_of_several_servers_explains_no_error() -> None:
     ended, running = Ended("vLLM ended: out of memory"), Ended(None)
-    for servers, says in (
-        ([ended, running], "training failed: RuntimeError: a bug"),
-        ([running, ended], "training failed: RuntimeError: a bug"),
-        ([ended, ended], "vLLM ended: out of memory; resume with --resume"),
-        ([], "training failed: RuntimeError: a bug"),
-    ):
+    bug = "training failed: RuntimeError: a bug"
+    said = "vLLM ended: out of memory; resume with --resume"
+    for servers, says in (([ended, running], bug), ([running, ended], bug), ([ended] * 2, said), ([], bug)):
         # The servers are stand-ins that have `died` alone.
         with pytest.raises(SweError, match=f"^{says}$"), _errors_explained(servers):  # type: ignore[arg-type]
             raise RuntimeError("a bug")

@@ -20,40 +20,13 @@ def qwen3(directory: Path, name: str, **changed: Any) -> Path:
 
 
 _COMMON: dict[str, Any] = {
-    "vocab_size": 151_936,
-    "head_dim": 128,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 40_960,
-    "architectures": ["Qwen3ForCausalLM"],
-    "dtype": "bfloat16",
+    **{"vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 40_960},
+    **{"architectures": ["Qwen3ForCausalLM"], "dtype": "bfloat16"},
 }
+_NAMES = "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "tie_word_embeddings"
 _QWEN3: dict[str, dict[str, Any]] = {
-    "Qwen3-0.6B": {
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "tie_word_embeddings": True,
-    },
-    "Qwen3-1.7B": {
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "tie_word_embeddings": True,
-    },
-    "Qwen3-8B": {
-        "hidden_size": 4096,
-        "intermediate_size": 12_288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "tie_word_embeddings": False,
-    },
-    "Qwen3-32B": {
-        "hidden_size": 5120,
-        "intermediate_size": 25_600,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 64,
-        "tie_word_embeddings": False,
-    },
+    "Qwen3-0.6B": dict(zip(_NAMES, (1024, 3072, 28, 16, True), strict=True)),
+    "Qwen3-1.7B": dict(zip(_NAMES, (2048, 6144, 28, 16, True), strict=True)),
+    "Qwen3-8B": dict(zip(_NAMES, (4096, 12_288, 36, 32, False), strict=True)),
+    "Qwen3-32B": dict(zip(_NAMES, (5120, 25_600, 64, 64, False), strict=True)),
 }

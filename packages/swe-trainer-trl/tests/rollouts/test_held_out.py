@@ -47,62 +47,35 @@ def rows(folder: Path, names: Sequence[str]) -> str:
     return str(file)
 
 
-_ROW = {
-    "repo": "a/b",
-    "base_commit": "0" * 40,
-    "problem_statement": "It is broken.",
-    "patch": "",
-    "test_patch": "diff --git a/t.py b/t.py\n",
-    "FAIL_TO_PASS": '["t.py::test"]',
-    "PASS_TO_PASS": "[]",
-    "image_name": "image",
-    "test_command": "pytest",
-}
+_ROW = {"repo": "a/b", "base_commit": "0" * 40, "problem_statement": "It is broken.", "patch": ""}
+_ROW |= {"test_patch": "diff --git a/t.py b/t.py\n", "FAIL_TO_PASS": '["t.py::test"]', "PASS_TO_PASS": "[]"}
+_ROW |= {"image_name": "image", "test_command": "pytest"}
 
 
-def test_tasks_are_those_of_the_source_and_options_of_the_training_do_not_select(
-    tmp_path: Path,
-) -> None:
+def test_tasks_are_those_of_the_source_and_options_of_the_training_do_not_select(tmp_path: Path) -> None:
     run = {"tasks": rows(tmp_path, ["a", "b"]), "only": ("a",), "limit": 1, "shuffle": 3}
     every = [task.instance_id for task in DemoSource().tasks()]
     assert tasks_of(run, eval_tasks="demo") == every
     assert tasks_of(run) == []
-
-
-def test_tasks_that_are_trained_are_refused() -> None:
-    with pytest.raises(
-        UsageError, match=f"'demo' has 1 task that the run trains on \\({TRAINED}\\): evaluate"
-    ):
-        tasks_of(eval_tasks="demo")
-    with pytest.raises(UsageError, match=r"has 6 tasks that .* \(demo__\S+, demo__\S+, demo__\S+, …\)"):
-        tasks_of({"only": ()}, eval_tasks="demo")
+    assert tasks_of(eval_tasks=rows(tmp_path, ["one", "two"])) == ["one", "two"]
+    assert tasks_of(eval_every=2, eval_tasks=None) == []  # a resume that ends the evaluations
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("eval_every", "--eval-every"), ("eval_attempts", "worker.trl.eval_attempts")]
+    ("run", "config", "said"),
+    [
+        ({}, {"eval_tasks": "demo"}, rf"'demo' has 1 task that the run trains on \({TRAINED}\): evaluate"),
+        ({"only": ()}, {"eval_tasks": "demo"}, r"has 6 tasks that .* \(demo__\S+, demo__\S+, demo__\S+, …\)"),
+        ({}, {"eval_every": 2}, "^--eval-every needs --eval-tasks, the held-out tasks"),
+        ({}, {"eval_attempts": 2}, "^worker.trl.eval_attempts needs --eval-tasks"),
+        ({}, {"eval_tasks": "nowhere.jsonl"}, "--eval-tasks 'nowhere.jsonl'.* is neither a file nor"),
+        ({}, {"eval_tasks": "rows.jsonl"}, "--eval-tasks 'rows.jsonl'"),
+    ],
 )
-def test_evaluations_without_tasks_are_refused(name: str, said: str) -> None:
-    with pytest.raises(UsageError, match=f"^{said} needs --eval-tasks, the held-out tasks"):
-        tasks_of(**{name: 2})
-    assert tasks_of(**{name: 2, "eval_tasks": None}) == []  # a resume that ends the evaluations
-
-
-@pytest.mark.parametrize("every", [0, -1])
-def test_evaluations_come_at_least_every_step(every: int) -> None:
-    with pytest.raises(ValueError, match="greater than or equal to 1"):
-        TRLConfig(eval_tasks="demo", eval_every=every)
-
-
-def test_missing_file_is_named_with_its_option() -> None:
-    with pytest.raises(UsageError, match=r"--eval-tasks 'nowhere.jsonl'.* is neither a file nor"):
-        tasks_of(eval_tasks="nowhere.jsonl")
-
-
-def test_empty_file_is_named_with_its_option(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").touch()
-    with pytest.raises(UsageError, match=f"--eval-tasks '{tmp_path}/rows.jsonl'"):
-        tasks_of(eval_tasks=str(tmp_path / "rows.jsonl"))
-
-
-def test_file_of_rows_is_read_as_tasks_are(tmp_path: Path) -> None:
-    assert tasks_of(eval_tasks=rows(tmp_path, ["one", "two"])) == ["one", "two"]
+def test_evaluations_that_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: dict[str, Any], config: dict[str, Any], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").touch()
+    with pytest.raises(UsageError, match=said):
+        tasks_of(run, **config)

@@ -18,6 +18,8 @@ from swe_testing.loopback import LoopbackServer
 from swe_trainer_trl.server import health
 from swe_trainer_trl.server.health import not_left_paused, watched
 
+NOWHERE = "http://127.0.0.1:9"
+
 
 class Stuck(LoopbackServer):
     """Answers `/pause` on request, and `/health` with the set status."""
@@ -31,11 +33,8 @@ class Stuck(LoopbackServer):
         self.resumed = 0
 
     def routes(self) -> Iterable[web.RouteDef]:
-        return [
-            web.get("/pause", self._pause),
-            web.get("/health", self._health),
-            web.post("/resume", self._resume),
-        ]
+        get = web.get("/pause", self._pause), web.get("/health", self._health)
+        return [*get, web.post("/resume", self._resume)]
 
     async def _pause(self, request: web.Request) -> web.Response:
         await self.go_on.wait()
@@ -65,12 +64,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
             assert not thread.is_alive()
 
 
-def test_dead_server_ends_the_wait(server: Stuck) -> None:
-    server.health = 503
-    with pytest.raises(EngineUnavailable, match=f"'{server.origin}' died .*503.* --resume"):
-        with watched(server.origin):
-            httpx.get(f"{server.origin}/pause", timeout=None)
-    assert server.looks == 3
+@pytest.mark.parametrize("others", [(), (NOWHERE,)])
+def test_dead_server_ends_the_wait(server: Stuck, others: tuple[str, ...]) -> None:
+    server.health = 200 if others else 503
+    says = f"'{NOWHERE}' died while it was given" if others else f"'{server.origin}' died .*503.* --resume"
+    with pytest.raises(EngineUnavailable, match=says), watched(server.origin, *others):
+        httpx.get(f"{server.origin}/pause", timeout=None)
+    assert others or server.looks == 3
 
 
 @pytest.mark.parametrize("status", [200, 500])
@@ -78,6 +78,19 @@ def test_live_server_has_no_deadline(server: Stuck, status: int) -> None:
     server.health, server.enough = status, 6
     with watched(server.origin):
         assert httpx.get(f"{server.origin}/pause", timeout=None).is_success
+
+
+def test_who_is_dead(server: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine behind its proxy, a process that is missing, and a host that is switched off."""
+    for server.health in (502, 504):
+        assert health.dead(server.origin) == f"/health says {server.health}"
+    assert health.dead(NOWHERE) == "it accepts no connection"
+
+    def get(*arguments: object, **more: object) -> NoReturn:
+        raise httpx.ConnectTimeout("nobody answers")
+
+    monkeypatch.setattr(httpx, "get", get)
+    assert health.dead("http://h") == "it accepts no connection"
 
 
 def test_other_errors_are_reported_unchanged(server: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,37 +107,7 @@ def test_other_errors_are_reported_unchanged(server: Stuck, monkeypatch: pytest.
 def test_server_is_let_go_on_where_a_sync_is_broken_off(
     server: Stuck, error: type[BaseException] | None, resumed: int
 ) -> None:
-    with pytest.raises(error) if error else nullcontext(), not_left_paused(server.origin):
+    with pytest.raises(error) if error else nullcontext(), not_left_paused(NOWHERE, server.origin):
         if error:
             raise error
     assert server.resumed == resumed
-
-
-def test_dead_server_among_several_ends_the_wait(server: Stuck) -> None:
-    with pytest.raises(EngineUnavailable, match=r"'http://127\.0\.0\.1:9' died while it was given"):
-        with watched(server.origin, "http://127.0.0.1:9"):
-            httpx.get(f"{server.origin}/pause", timeout=None)
-
-
-def test_all_servers_are_let_go_on(server: Stuck) -> None:
-    with pytest.raises(KeyboardInterrupt), not_left_paused("http://127.0.0.1:9", server.origin):
-        raise KeyboardInterrupt
-    assert server.resumed == 1
-
-
-@pytest.mark.parametrize("status", [502, 504])
-def test_answers_of_a_dead_engine_or_its_proxy(server: Stuck, status: int) -> None:
-    server.health = status
-    assert health.dead(server.origin) == f"/health says {status}"
-
-
-def test_host_that_is_switched_off_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    def get(*arguments: object, **more: object) -> NoReturn:
-        raise httpx.ConnectTimeout("nobody answers")
-
-    monkeypatch.setattr(httpx, "get", get)
-    assert health.dead("http://h") == "it accepts no connection"
-
-
-def test_missing_process_is_dead() -> None:
-    assert health.dead("http://127.0.0.1:9") == "it accepts no connection"

@@ -118,27 +118,23 @@ def test_weights_go_to_those_that_run_and_later_to_the_one_that_is_back(world: W
     assert world.said == [f"lost {B}", f"back {B}"]
 
 
-def test_server_that_dies_while_it_gets_weights_has_none(world: World) -> None:
+@pytest.mark.parametrize("late", [True, False])
+def test_server_that_dies_during_a_sync_has_no_weights(world: World, late: bool) -> None:
+    """Nor has one that is back only then: it is not part of the sync."""
     with world.guarded(THEIRS) as guard:
-        changes = guard.wait()
-        world.dead.add(A)
-        assert guard.explains(ConnectionError("broken"))
-        world.dead.discard(A)
-        until(lambda: guard.needs_weights)
-        guard.has_weights(changes, new=True)
-        assert world.said == [f"lost {A}"]
-        assert guard.needs_weights
-
-
-def test_server_that_is_back_during_a_sync_is_not_part_of_it(world: World) -> None:
-    with world.guarded(THEIRS) as guard:
-        world.dead.add(B)
-        until(lambda: bool(world.said))
-        changes = guard.wait()
+        if late:
+            changes = guard.wait()
+            world.dead.add(B)
+            assert guard.explains(ConnectionError("broken"))
+        else:
+            world.dead.add(B)
+            until(lambda: bool(world.said))
+            changes = guard.wait()
         world.dead.discard(B)
         until(lambda: guard.needs_weights)
         guard.has_weights(changes, new=True)
-        assert (world.said, guard.urls) == ([f"lost {B}"], [A])
+        assert world.said == [f"lost {B}"]
+        assert late or guard.urls == [A]
         assert guard.needs_weights
 
 
@@ -216,9 +212,6 @@ def test_only_new_weights_begin_the_count_of_restarts_anew(world: World, new: bo
             until(lambda: guard.wait() > 99)
 
 
-# -- servers that run --------------------------------------------------------------------------------------
-
-
 @dataclass
 class Bench:
     """A stub of a server, its guard, and what that said."""
@@ -227,36 +220,26 @@ class Bench:
     log: Path
     said: list[str] = field(default_factory=list)
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
     def server(self, command: list[str] | None = None) -> VLLMServer:
         from swe_trainer_trl.server.vllm_server import VLLMServer
 
-        return VLLMServer(self.url, "m", self.log, command or stub(self.port), os.environ, PATIENCE)
+        url = f"http://127.0.0.1:{self.port}"
+        return VLLMServer(url, "m", self.log, command or stub(self.port), os.environ, PATIENCE)
 
     @contextmanager
-    def guarded(self, server: VLLMServer | None, **options: float) -> Iterator[ServerRecovery]:
-        """The recovery of a started server, or of a server of the user."""
+    def guarded(self, server: VLLMServer) -> Iterator[ServerRecovery]:
+        """The recovery of a server that was started."""
         from swe_trainer_trl.server.recovery import ServerRecovery
 
-        chosen = ServerOptions(**options)
-
         def told(what: str) -> Callable[[str], None]:
-            return lambda url: self.said.append(what if url == self.url else f"{what} {url}")
+            return lambda url: self.said.append(what)
 
         try:
-            if server is not None:
-                server.start()
-            with ServerRecovery({self.url: server}, chosen, told("lost"), told("back")) as guard:
+            server.start()
+            with ServerRecovery({server.url: server}, ServerOptions(), told("lost"), told("back")) as guard:
                 yield guard
         finally:
-            if server is not None:
-                server.close()
-
-    def kill(self) -> None:
-        os.kill(started_as(self.log), signal.SIGKILL)
+            server.close()
 
 
 @pytest.fixture
@@ -265,25 +248,18 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(held_port(), tmp_path / "server.log")
 
 
-def test_started_server_is_restarted_and_needs_weights(bench: Bench) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGUSR1])
+def test_started_server_is_restarted_and_needs_weights(bench: Bench, sent: signal.Signals) -> None:
+    """Also one that says 503 from now on and never ends, as where vLLM's engine has died."""
     with bench.guarded(bench.server()) as guard:
         assert guard.wait() == 0
         guard.has_weights(0, new=True)
-        assert bench.said == []
-        bench.kill()
+        os.kill(started_as(bench.log), sent)
         until(lambda: guard.needs_weights)
         assert bench.said == ["lost"]
         guard.has_weights(guard.wait(), new=True)
         assert not guard.needs_weights
     assert bench.said == ["lost", "back"]
-
-
-def test_server_that_never_ends_is_killed_and_restarted(bench: Bench) -> None:
-    """As where vLLM's engine has died and its HTTP server has not."""
-    with bench.guarded(bench.server()) as guard:
-        os.kill(started_as(bench.log), signal.SIGUSR1)  # it says 503 from now on
-        until(lambda: guard.needs_weights)
-    assert bench.said == ["lost"]
 
 
 def test_end_does_not_wait_for_a_start(bench: Bench) -> None:
@@ -293,7 +269,7 @@ def test_end_does_not_wait_for_a_start(bench: Bench) -> None:
     script += f"open({str(once)!r}, 'w')\nos.execv(sys.executable, sys.argv[1:])"
     server = bench.server([sys.executable, "-c", script, *stub(bench.port)])
     with bench.guarded(server):
-        bench.kill()
+        os.kill(started_as(bench.log), signal.SIGKILL)
         until(lambda: bench.said == ["lost"])
         until(lambda: server.died() is None)
     assert server.died() is not None

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import docker
@@ -28,10 +28,10 @@ from swe_testing.vllm import tool_call
 from swe_trainer_trl.space.manifest import KEY, KEY_HEADER, PORT, TOKEN
 from swe_trainer_trl.space.state import State
 
-from .images import PACKAGES, image
-
 pytestmark = [pytest.mark.docker, pytest.mark.engine, pytest.mark.long]
 
+PACKAGES = "/usr/lib/here/site-packages"
+"""Where installed packages are looked for: dill pickles modules from elsewhere by value."""
 BASE = "swe-space-test-base:1"
 SPACE = "swe-space-test:1"
 UNINSTALLED = ("torchvision", "torchaudio", "torchcodec")
@@ -67,13 +67,25 @@ gradient_accumulation_steps = 1
 save_steps = 10
 report_to = "none"
 """
-VARIABLES = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "TORCHDYNAMO_DISABLE": "1",  # the base image of these tests has no compiler
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+VARIABLES = dict.fromkeys(("HF_HUB_OFFLINE", "OMP_NUM_THREADS", "VLLM_NO_USAGE_STATS"), "1")
+VARIABLES |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}  # the base image has no compiler
+
+
+@contextmanager
+def image(client: docker.DockerClient, base: str, context: Path, tag: str) -> Iterator[str]:
+    """For as long as the block lasts: `base`, with the packages that lie in `context`, for pip to find."""
+    known = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
+    library = next(line.split()[-1] for line in known.splitlines() if line.split()[:1] == ["libnuma.so.1"])
+    shutil.copy(library, context)
+    (context / "Dockerfile").write_text(
+        f"FROM {base}\nCOPY packages {PACKAGES}\n"
+        "COPY libnuma.so.1 /usr/local/lib/\nRUN ldconfig\n"
+        "RUN there=$(python3 -c 'import site; print(site.getsitepackages()[0])') "
+        f"&& mkdir -p $there && echo {PACKAGES} >$there/packages.pth\n"
+    )
+    client.images.build(path=str(context), tag=tag, rm=True)
+    yield tag
+    client.images.remove(tag, force=True)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from swe_core.errors import ConfigError
 from swe_core.run.settings import RunOptions, Settings
 from swe_testing.serving.start import missing
 from swe_trainer_trl.config import TRLConfig
-from swe_trainer_trl.presets import load_preset, overlay, preset_names
+from swe_trainer_trl.presets import load_preset, preset_names
 
 pytestmark = [
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
@@ -245,21 +245,3 @@ def test_user_wins_over_a_preset_key_by_key() -> None:
     assert config.server.gpus == "3"
     assert config.server.max_model_len == ours["server"]["max_model_len"]
     assert TRLConfig.model_validate({"preset": "lora", "lora": None}).lora is None
-
-
-_TABLES = st.recursive(
-    st.integers(), lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
-)
-
-
-@given(
-    base=st.dictionaries(st.sampled_from("abc"), _TABLES),
-    top=st.dictionaries(st.sampled_from("abc"), _TABLES),
-)
-def test_overlay_keeps_all_of_the_top(base: dict[str, Any], top: dict[str, Any]) -> None:
-    merged = overlay(base, top)
-    assert overlay(merged, top) == merged
-    assert overlay(base, {}) == base
-    for key in base.keys() | top.keys():
-        if not (isinstance(base.get(key), dict) and isinstance(top.get(key), dict)):
-            assert merged[key] == (top[key] if key in top else base[key])

@@ -7,14 +7,12 @@ import json
 import os
 import re
 import resource
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -27,6 +25,8 @@ from swe_core.errors import ConfigError, EngineError, EngineUnavailable, SweErro
 from swe_testing.serving.start import CONTEXT, TokenServer, missing
 from swe_trainer_trl.trainer.disk_weight_transfer import DiskWeightTransfer
 
+from ..answering import Asked, replying
+
 if TYPE_CHECKING:  # takes seconds
     import torch
     from transformers import PreTrainedConfig
@@ -34,18 +34,11 @@ if TYPE_CHECKING:  # takes seconds
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 
-class Server(ThreadingHTTPServer):
-    """Answers every POST with 200 but what `answers` says, once the event of its path in `held` is set, and
+class Server:
+    """Answers with 200 but what `answers` says, once the event of its path in `held` is set, and
     notes what it was asked, and which weights lay in the directory that it was to load."""
 
-    daemon_threads = True
-    allow_reuse_port = True
-
-    def __init__(self) -> None:
-        self.place = socket.socket()
-        self.place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
+    def __init__(self, stack: ExitStack) -> None:
         self.asked: list[str] = []
         self.loaded: list[dict[str, torch.Tensor]] = []
         self.files: list[list[str]] = []
@@ -53,59 +46,39 @@ class Server(ThreadingHTTPServer):
             "/reset_prefix_cache": (200, b'{"success":true}')
         }
         self.held: dict[str, threading.Event] = {}
+        self.server = stack.enter_context(replying(self.reply))
+        self.url = self.server.url
 
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_POST(self) -> None:
+    def reply(self, request: Asked) -> tuple[int, bytes] | None:
         from safetensors.torch import load_file
 
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.asked.append(self.path)
-        path = self.path.split("?")[0]
-        if path in self.server.held:
-            self.server.held[path].wait(120)
+        path = request.path.split("?")[0]
+        if path == "/health":
+            return 200, b""
+        self.asked.append(request.path)
+        if path in self.held:
+            self.held[path].wait(120)
         if path == "/collective_rpc":
-            call = json.loads(body)
+            call = json.loads(request.body)
             assert call["method"] == "reload_weights"
             directory = Path(call["kwargs"]["weights_path"])
             index = json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"]
             shards = {file: load_file(directory / file) for file in set(index.values())}
-            self.server.loaded.append({name: shards[file][name] for name, file in index.items()})
-            self.server.files.append(sorted(os.listdir(directory)))
-        answer = self.server.answers.get(path, (200, b"{}"))
-        if answer is None:  # the server dies
-            self.close_connection = True
-            return
-        self.send_response(answer[0])
-        self.send_header("Content-Length", str(len(answer[1])))
-        self.end_headers()
-        self.wfile.write(answer[1])
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@contextmanager
-def serving() -> Iterator[Server]:
-    with Server() as server, server.place:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+            self.loaded.append({name: shards[file][name] for name, file in index.items()})
+            self.files.append(sorted(os.listdir(directory)))
+        return self.answers.get(path, (200, b"{}"))
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as server:
-        yield server
+def both() -> Iterator[list[Server]]:
+    """Two servers."""
+    with ExitStack() as stack:
+        yield [Server(stack), Server(stack)]
+
+
+@pytest.fixture
+def server(both: list[Server]) -> Server:
+    return both[0]
 
 
 @pytest.fixture
@@ -120,13 +93,6 @@ def transfer(server: Server, config: PreTrainedConfig, tmp_path: Path) -> DiskWe
     transfer = DiskWeightTransfer(server.url, tmp_path / "weights", config, shard_bytes=1000)
     transfer.init_weight_transfer()
     return transfer
-
-
-@pytest.fixture
-def both() -> Iterator[list[Server]]:
-    """Two servers."""
-    with serving() as one, serving() as other:
-        yield [one, other]
 
 
 @pytest.fixture
@@ -245,7 +211,7 @@ def test_server_that_fails_is_one_sentence_and_resumed(server, transfer, path, a
 
 
 def test_server_that_is_gone_is_one_sentence(transfer, server):
-    die(server)
+    server.server.die()
     for act in (transfer.pause, transfer.resume, partial(transfer.send_weights, iter(weights().items()))):
         with pytest.raises(EngineUnavailable, match=r"did not answer POST .* \(ConnectError\)"):
             act()
@@ -280,13 +246,6 @@ def test_folder_that_cannot_be_made_is_one_sentence(server, config, tmp_path):
         DiskWeightTransfer(server.url, tmp_path / "file", config).init_weight_transfer()
 
 
-def die(server: Server) -> None:
-    """Stop listening. The port stays taken, or another program might answer there."""
-    server.place.bind(server.server_address)
-    server.shutdown()
-    server.server_close()
-
-
 def test_no_server_resumes_before_all_have_the_weights(both, to_both):
     """Else ids of the new weights would carry the old version for as long as the others take."""
     one, other = both
@@ -313,7 +272,7 @@ def test_others_stay_paused_for_the_next_sync_when_one_has_died(both, to_both, p
     with pytest.raises(EngineUnavailable, match=f"'{other.url}' did not answer POST {path}"):
         everything(to_both)
     assert "/resume" not in one.asked
-    die(other)
+    other.server.die()
     both.remove(other)
     to_both.init_weight_transfer()
     everything(to_both)
@@ -333,7 +292,7 @@ def test_all_stay_paused_if_one_of_several_fails(both, to_both):
 def test_resume_fails_for_a_live_server_only(both, to_both, gone):
     both[1].answers["/resume"] = None  # it breaks the connection, and accepts another unless it is gone
     if gone:
-        die(both[1])
+        both[1].server.die()
     with nullcontext() if gone else pytest.raises(EngineUnavailable, match="did not answer POST /resume"):
         to_both.resume()
     assert both[0].asked[-1] == "/resume"
