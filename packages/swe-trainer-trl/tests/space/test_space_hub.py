@@ -376,24 +376,6 @@ def test_dry_run_creates_nothing_and_sends_no_request(
     assert threaded_hf.calls.total() == 0
 
 
-TRAINING = (*SANDBOXES[2:], "--set", 'run.plugins=["pi", "hf", "trl"]')
-
-
-@pytest.mark.parametrize(
-    ("command", "dry"), [(("space", "deploy"), ()), (("job", "run"), ("--dry-run", "folder"))]
-)
-def test_hardware_on_which_the_training_could_not_start_is_refused_before_anything_is_created(
-    threaded_hf: LocalHF, cli: Cli, capsys: pytest.CaptureFixture[str], tmp_path: Path,
-    command: tuple[str, str], dry: tuple[str, ...],
-) -> None:  # fmt: skip
-    arguments = (*command, *DEPLOY[2:], *TRAINING, *dry)
-    assert cli(*arguments, "--hardware", "a100-large") == 2
-    assert "--hardware 'a100-large' has 1 GPU, and weights go to" in capsys.readouterr().err
-    assert threaded_hf.hub.repos == {}
-    assert not (tmp_path / "folder").exists()
-    assert cli(*arguments, "--hardware", "a10g-largex2") == 0
-
-
 PAGES = Path(__file__).parents[4]
 EXAMPLES = [
     f"{page.name}: {line}"

@@ -139,16 +139,12 @@ def test_install_once_is_enough(cpu, trl, caplog, monkeypatch):
     cpu.install()
     assert trl.trainer.create_model_from_path is made
     assert len(caplog.records) == 1
-    assert made("m", attn_implementation="kernels-community/flash-attn3", dtype="float32") == (
-        "m",
-        {"attn_implementation": "sdpa", "dtype": "float32"},
-    )
-
-
-def test_install_changes_how_the_oldest_versions_make_a_model(cpu, trl, monkeypatch):
-    monkeypatch.setattr("swe_trainer_trl.compat.packing_module", None)
-    loader = SimpleNamespace(from_pretrained=lambda path, **options: (path, options))
-    trl.trainer.AutoModelForCausalLM = loader
+    chosen = {"attn_implementation": "sdpa", "dtype": "float32"}
+    assert made("m", attn_implementation="kernels-community/flash-attn3", dtype="float32") == ("m", chosen)
+    # the oldest versions
+    del trl.trainer.create_model_from_path
+    cpu.install.cache_clear()
+    trl.trainer.AutoModelForCausalLM = SimpleNamespace(from_pretrained=lambda path, **more: (path, more))
     cpu.install()
     made = trl.trainer.AutoModelForCausalLM.from_pretrained("m", attn_implementation="flash")
     assert made == ("m", {"attn_implementation": "sdpa"})

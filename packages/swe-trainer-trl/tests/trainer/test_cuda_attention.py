@@ -75,15 +75,21 @@ def test_without_the_kernel_torchs_attention_is_used_with_one_warning(cuda, pack
     assert "No module named 'kernels'" in record.getMessage()
 
 
-def test_torchs_attention_gets_window_and_refuses_caps(cuda, packing, monkeypatch):
+@pytest.mark.parametrize("old", [False, True])
+def test_torchs_attention_gets_window_and_refuses_caps(cuda, packing, monkeypatch, old):
+    """Torch 2.11 has no word for shared key heads, and computes them, as `make test-gpu` has shown."""
     import torch
 
+    def varlen_211(q, k, v, cu_q, cu_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)):
+        return cuda.attention(q, k, v, cu_q, cu_k, max_q, max_k, softmax_scale=scale, window_size=window_size)
+
     calls = []
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen(cuda, calls))
-    given = rows(torch.bfloat16, keys=4)
+    function = varlen_211 if old else varlen(cuda, calls)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", function)
+    given = rows(torch.bfloat16, keys=2 if old else 4)
     got = cuda.torch_attention()(*given, window_size=(2, 0))
     torch.testing.assert_close(got, cuda.attention(*given, window_size=(2, 0)))
-    assert calls == [((2, 0), False)]
+    assert calls == ([] if old else [((2, 0), False)])
     with pytest.raises(ConfigError, match="install the package kernels"):
         cuda.torch_attention()(*given, softcap=30.0)
 
@@ -96,48 +102,30 @@ def test_torchs_own_function_takes_what_is_passed(cuda):
         cuda.torch_attention()(*rows(torch.bfloat16))
 
 
-def test_torch_211_has_no_word_for_shared_key_heads(cuda, monkeypatch):
-    """Its kernel computes them all the same, as `make test-gpu` has shown."""
-    import torch
-
-    def varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)):
-        return cuda.attention(q, k, v, cu_q, cu_k, max_q, max_k, softmax_scale=scale, window_size=window_size)
-
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
-    given = rows(torch.bfloat16)
-    got = cuda.torch_attention()(*given, window_size=(2, 0))
-    torch.testing.assert_close(got, cuda.attention(*given, window_size=(2, 0)))
-
-
 def test_before_its_varlen_knew_windows_torch_computes_segment_by_segment(cuda, monkeypatch):
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda query, key, value: None)
     assert cuda.torch_attention() is cuda.by_segments
 
 
-def test_32_bits_never_ask_for_the_kernel(cuda, packing, caplog):
-    import torch
-
-    cuda.install()
-    given = rows(torch.float32)
-    got = packing._flash_attn().flash_attn_varlen_func(*given, causal=True)
-    torch.testing.assert_close(got, cuda.attention(*given))
-    assert caplog.records == []
-
-
-def test_a_kernel_that_loads_is_used_for_16_bits(cuda, packing, caplog):
+def test_a_kernel_that_loads_is_used_for_16_bits(cuda, packing, caplog, monkeypatch):
+    """32 bits never ask for it, and without CUDA nothing changes."""
     import torch
 
     asked = []
-    packing._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=lambda *a, **k: asked.append((a, k)))
+
+    def load():
+        return SimpleNamespace(flash_attn_varlen_func=lambda *a, **k: asked.append((a, k)))
+
+    packing._flash_attn = load
+    with monkeypatch.context() as patched:
+        patched.setattr("torch.cuda.is_available", lambda: False)
+        cuda.install()
+    assert packing._flash_attn is load
+    cuda.install.cache_clear()
     cuda.install()
-    given = rows(torch.float16)
+    given, long = rows(torch.float16), rows(torch.float32)
     packing._flash_attn().flash_attn_varlen_func(*given, causal=True)
+    got = packing._flash_attn().flash_attn_varlen_func(*long, causal=True)
+    torch.testing.assert_close(got, cuda.attention(*long))
     assert asked == [(tuple(given), {"causal": True})]
     assert caplog.records == []
-
-
-def test_without_cuda_nothing_changes(cuda, packing, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    before = packing._flash_attn
-    cuda.install()
-    assert packing._flash_attn is before

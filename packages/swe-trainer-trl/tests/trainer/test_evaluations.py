@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,7 @@ def started(journal: Journal, every: int) -> tuple[Worker, Evaluations]:
     return worker, Evaluations(worker, journal, every)  # type: ignore[arg-type]
 
 
-def train(worker: Worker, evaluations: Evaluations, sent: list[int]) -> list[int]:
+def train(worker: Worker, evaluations: Evaluations, sent: Sequence[int]) -> list[int]:
     """Send the weights of these steps; the steps that are evaluated then."""
     before = len(worker.begun)
     for step in sent:
@@ -58,21 +58,20 @@ def train(worker: Worker, evaluations: Evaluations, sent: list[int]) -> list[int
     return [one.step for one in worker.begun[before:]]
 
 
-def test_first_weights_and_those_of_every_n_steps_are_evaluated(journal: Journal) -> None:
-    worker, evaluations = started(journal, every=3)
-    assert train(worker, evaluations, list(range(11))) == [0, 3, 6, 9]
-    assert [one.version for one in worker.begun] == [1, 4, 7, 10]
-
-
-def test_weights_that_are_sent_more_rarely_are_evaluated_when_they_are_sent(journal: Journal) -> None:
-    worker, evaluations = started(journal, every=3)
-    assert train(worker, evaluations, [0, 4, 8, 12, 14]) == [0, 4, 8, 12]
-
-
-def test_weights_that_are_sent_again_are_not_evaluated_again(journal: Journal) -> None:
-    """As to a server that was started again."""
-    worker, evaluations = started(journal, every=2)
-    assert train(worker, evaluations, [0, 0, 2, 2, 3]) == [0, 2]
+@pytest.mark.parametrize(
+    ("every", "sent", "evaluated"),
+    [
+        (3, range(11), [0, 3, 6, 9]),
+        (3, [0, 4, 8, 12, 14], [0, 4, 8, 12]),  # sent more rarely
+        (2, [0, 0, 2, 2, 3], [0, 2]),  # sent again, as to a server that was started again
+    ],
+)
+def test_first_weights_and_those_of_every_n_steps_are_evaluated(
+    journal: Journal, every: int, sent: Sequence[int], evaluated: list[int]
+) -> None:
+    worker, evaluations = started(journal, every)
+    assert train(worker, evaluations, sent) == evaluated
+    assert [one.version for one in worker.begun] == [1 + sent.index(step) for step in evaluated]
 
 
 def test_last_weights_are_evaluated_once(journal: Journal) -> None:
@@ -100,17 +99,13 @@ def test_two_evaluations_that_finish_together_have_a_log_each(journal: Journal) 
 
 
 def test_resume_goes_on_from_the_evaluations_that_are_not_lost(journal: Journal) -> None:
+    """And begins one that a kill prevented, after a checkpoint and before its weights were sent."""
     worker, evaluations = started(journal, every=2)
     train(worker, evaluations, [0, 2, 4, 6])
     journal.rewind(3)
     worker, evaluations = started(journal, every=2)
     assert train(worker, evaluations, [3, 4, 5, 6]) == [4, 6]
     assert [one.name for one in worker.begun] == ["eval4.2", "eval6.2"]
-
-
-def test_resume_begins_an_evaluation_that_a_kill_prevented(journal: Journal) -> None:
-    """After the checkpoint of the step, before its weights were sent."""
+    train(worker, evaluations, [7])
     worker, evaluations = started(journal, every=2)
-    train(worker, evaluations, [0, 1])
-    worker, evaluations = started(journal, every=2)
-    assert train(worker, evaluations, [2]) == [2]
+    assert train(worker, evaluations, [8]) == [8]

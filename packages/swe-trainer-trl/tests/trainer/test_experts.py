@@ -12,7 +12,6 @@ from swe_testing.serving.start import missing
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 MIXTURES: tuple[tuple[str, dict[str, Any], int], ...] = (
-    ("Qwen3MoeConfig", {}, 128),
     ("MixtralConfig", {}, 8),
     ("DbrxConfig", {}, 4),  # in a part of it
     ("Qwen3VLMoeConfig", {}, 60),  # in its text model
@@ -37,12 +36,10 @@ def refuse(name: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("name", "options", "count"), MIXTURES)
 def test_mixture_of_experts_is_refused(name: str, options: dict[str, Any], count: int) -> None:
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(
+        ConfigError, match=rf"^the model is a mixture of {count} experts \(.*train a dense model$"
+    ):
         refuse(name, options)
-    text = str(raised.value)
-    assert text.startswith(f"the model is a mixture of {count} experts (")
-    assert text.endswith("train a dense model")
-    assert "\n" not in text
 
 
 @pytest.mark.parametrize(("name", "options"), DENSE)
