@@ -171,11 +171,8 @@ async def test_request_reaches_the_endpoint_unchanged() -> None:
 
 async def test_dead_sandbox_ends_the_relay() -> None:
     """The next user of the sandbox gets the error; the relay itself exits quietly."""
-    async with (
-        on_this_host("python") as sandbox,
-        over(Proxy(dial_host)) as connect,
-        serving({"/": hello}) as server,
-    ):
+    proxy = Proxy(dial_host)
+    async with on_this_host("python") as sandbox, over(proxy) as connect, serving({"/": hello}) as server:
         async with reach_by_pull(sandbox, server, connect):
             sandbox._control.close()
             with pytest.raises(SandboxDied):

@@ -277,7 +277,6 @@ ODD = {
     "mkdir .git/reftable": "reftable",
     "mv .git/objects .git/o; ln -s o .git/objects": "symbolic link",
     "git init -q --separate-git-dir=../elsewhere .": "not the top of a git work tree",
-    "echo '[[[' >.git/config": "not the top of a git work tree",
     "rm -rf .git": "not the top of a git work tree",
     "rm .git/refs/heads/main": "no commit to start from",
     "rm -f .git/objects/$(git rev-parse HEAD~1: | sed 's|..|&/|')": "cannot be freed",
