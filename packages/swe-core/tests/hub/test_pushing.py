@@ -78,6 +78,7 @@ async def test_rollouts_are_pushed_during_and_after_the_run(
 
 
 async def test_commits_keep_an_interval(hf: LocalHF, run: RunDirectory) -> None:
+    assert hub_extensions(PushOptions()) == ()
     runner = runner_of(run)
     async with pushing(runner, 3600):
         for number in range(5):

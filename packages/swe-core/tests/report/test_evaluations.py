@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -60,6 +61,12 @@ def test_text_has_a_table_of_evaluations_and_rates_of_the_training_alone(run: Ru
     ):
         assert line in lines
     assert [line for line in lines if line.startswith("resolved ")] == ["resolved 0 of 3"]
+
+
+def test_json_has_both_apart(run: RunDirectory) -> None:
+    said = json.loads(reported(run, "--json"))
+    assert (said["finished"], said["resolved"], said["error"], said["resolved_rate"]) == (3, 0, 0, 0.0)
+    assert [(one["step"], one["resolved_rate"]) for one in said["evaluations"]] == [(0, 0.0), (10, 1.0)]
 
 
 def test_page_has_a_curve_over_the_steps_of_the_evaluated_weights(run: RunDirectory, tmp_path: Path) -> None:

@@ -290,6 +290,8 @@ def test_torn_and_damaged_metrics_lines_are_left_out(run: Run) -> None:
     assert "2 damaged lines of metrics.jsonl are left out." in text_of(page)
     run.metrics((1, {"reward": 1.0}), end='{"step": 4, "time": "20')
     assert "damaged" not in text_of(run.read())
+    run.metrics(end='{"step": 4, "time": "20')
+    assert "damaged" not in text_of(run.read())
 
 
 def test_non_finite_values_are_left_out(run: Run) -> None:
