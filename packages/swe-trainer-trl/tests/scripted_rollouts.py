@@ -29,15 +29,9 @@ from swe_trainer_trl.rollouts.messages import FeedOptions
 PATIENCE = 120.0
 """Seconds until a test that hangs fails."""
 OPTIONS = FeedOptions(
-    group_size=2,
-    max_staleness=1,
-    min_scored=2,
-    keep_without_spread=False,
-    give_up_after=2,
-    groups_ahead=2,
-    shuffle=False,
-    seed=0,
-)
+    group_size=2, max_staleness=1, min_scored=2, keep_without_spread=False, give_up_after=2, groups_ahead=2,
+    shuffle=False, seed=0,
+)  # fmt: skip
 AGENT = """
 import json, os, sys, time, urllib.request
 headers = {"Authorization": "Bearer " + os.environ["KEY"], "Content-Type": "application/json"}
@@ -129,15 +123,9 @@ class ScriptedEngine(Engine):
         word = await self._say(session, call)
         last = self._last.get(rollout)
         ids = np.frombuffer(word.encode(), np.uint8).astype(np.int32)
-        sampled = Sampled(
-            last,
-            np.array([call], np.int32),
-            ids,
-            np.full(len(ids), -0.5, np.float32),
-            np.full(len(ids), version, np.int32),
-            "bridge",
-            "start" if last is None else None,
-        )
+        logprobs, versions = np.full(len(ids), -0.5, np.float32), np.full(len(ids), version, np.int32)
+        cause = "start" if last is None else None
+        sampled = Sampled(last, np.array([call], np.int32), ids, logprobs, versions, "bridge", cause)
         self._last[rollout] = sampled
         usage = Usage(prompt_tokens=1, completion_tokens=len(ids))
         ended = "length" if word == "cut" else "stop"

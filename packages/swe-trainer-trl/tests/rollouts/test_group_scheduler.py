@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from swe_core.errors import ConfigError, SweError
 from swe_core.rollout.training_records import GROUPS_FILE, append_lines, read_groups
 from swe_trainer_trl.journal.journal import Journal
 from swe_trainer_trl.rollouts import group_scheduler
-from swe_trainer_trl.rollouts.group_scheduler import groups_to_keep_busy, tasks_from
+from swe_trainer_trl.rollouts.group_scheduler import tasks_from
 from swe_trainer_trl.rollouts.messages import Stop, Taken, Version
 from swe_trainer_trl.rollouts.metrics import RolloutMetrics
 from swe_trainer_trl.rollouts.staleness import StalenessCheck
@@ -64,29 +66,11 @@ def test_epoch_has_every_task_once_and_a_resumed_run_keeps_its_order(
     assert list(itertools.islice(tasks_from(begun, tasks, options), 40 - begun)) == whole[begun:]
     if not shuffle:
         assert whole[: len(tasks)] == tasks
-
-
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    tasks = [str(number) for number in range(20)]
-    orders = set()
-    for seed in range(3):
-        source = tasks_from(0, tasks, OPTIONS.model_copy(update={"seed": seed, "shuffle": True}))
+    many, orders = [str(number) for number in range(20)], set()
+    for other in range(3):
+        source = tasks_from(0, many, OPTIONS.model_copy(update={"seed": seed + other, "shuffle": True}))
         orders |= {tuple(itertools.islice(source, 20)) for _ in range(3)}
-    assert len(orders) == 9
-
-
-@pytest.mark.parametrize(
-    ("concurrency", "group_size", "step_rows", "max_staleness", "groups"),
-    [
-        (64, 8, 16, 2, 22),  # 8 groups fit at once, and the slowest of 8 takes 2.72 times the mean
-        (4, 8, 32, 4, 16),  # what the trainer takes before it is stale is more
-        (4, 8, 4, 0, 2),
-    ],
-)
-def test_groups_ahead_keep_the_slots_busy_or_stay_fresh(
-    concurrency: int, group_size: int, step_rows: int, max_staleness: int, groups: int
-) -> None:
-    assert groups_to_keep_busy(concurrency, group_size, step_rows, max_staleness) == groups
+    assert len(orders) == 9  # an epoch and a seed have orders of their own
 
 
 def test_group_has_its_line_before_it_is_closed_and_once_more_after_a_kill(
@@ -140,7 +124,7 @@ def test_line_of_a_group_that_cannot_be_written_ends_nothing(
         "groups.jsonl lacks groups: Is a directory"
     ]
     feeding.say(Taken(group=0))
-    assert feeding.metrics.get("group/backpressure_s_total") is None  # comes with the next report
+    assert "group/backpressure_s_total" not in feeding.metrics  # comes with the next report
     feeding.end()
     assert feeding.metrics["group/backpressure_s_total"] > 0
 
@@ -153,62 +137,41 @@ def test_line_of_a_group_that_cannot_be_written_ends_nothing(
             {"0/0": "agent", "0/1": "agent", "1/0": "resolved", "*": "agent"},
             {"give_up_after": 2},
             [0, 1, 2, 3],
-            "no attempt of the last 2 groups has a verdict, so nothing can be trained; most often it was "
-            "agent: it failed (4 times)",
+            "no attempt of the last 2 groups has a verdict.* most often it was agent: it failed .4 times.$",
         ),
-        (
-            {"1": "agent", "*": "resolved"},
-            {"group_size": 3},
-            [0, 1, 2],
-            "in each of the last 3 groups all attempts had the same reward, so nothing could be trained: "
-            "take other tasks, raise --attempts, or set worker.trl.no_spread=keep",
-        ),
-        (
-            {"*": "cut"},
-            {"overlong": "exclude"},
-            [0, 1, 2],
-            "in each of the last 3 groups all attempts had the same reward or too many were excluded as "
-            "overlong, so nothing could be trained: take other tasks, raise --attempts, raise the budgets "
-            "that cut them, or set worker.trl.no_spread=keep",
-        ),
-        (
-            {"*": "silent"},
-            {"keep_without_spread": True},
-            [0, 1],
-            "no sampled token of the last 2 groups can be trained (nothing was sampled): see why in the "
-            "rollouts' ledgers, and check the server that they come from",
-        ),
+        ({"1": "agent", "*": "resolved"}, {"group_size": 3}, [0, 1, 2], "same reward, so.*no_spread=keep$"),
+        ({"*": "cut"}, {"overlong": "exclude"}, [0, 1, 2], "were excluded as overlong.*raise the budgets"),
+        ({"*": "silent"}, {"keep_without_spread": True}, [0, 1], "no sampled token .* .nothing was sampled"),
     ],
 )
 def test_run_that_learns_nothing_is_given_up(
-    feed: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    ends: dict[str, str],
-    options: dict[str, Any],
-    closed: list[int],
-    said: str,
-) -> None:
+    feed: Make, monkeypatch: pytest.MonkeyPatch, ends: dict[str, str], options: dict[str, Any],
+    closed: list[int], said: str,
+) -> None:  # fmt: skip
     """It would be rolled out for ever, and pay for it."""
     monkeypatch.setattr(group_scheduler, "_ALIKE", 3)
     feeding = feed(ends, **{"groups_ahead": 1, **options})
-    assert (feeding.closed, str(feeding.problem)) == (closed, said)
+    assert feeding.closed == closed
+    assert re.search(said, str(feeding.problem))
 
 
-def test_agent_that_asks_no_host_cannot_be_trained(feed: Make) -> None:
+@pytest.mark.parametrize("gone", [True, False])
+def test_training_that_cannot_be(feed: Make, tmp_path: Path, gone: bool) -> None:
+    """A task of an open group is gone, or the agent asks no host."""
     feeding = feed({}, start=False)
-    feeding.rollouts.engine = None
+    if gone:
+        with closing(Journal(tmp_path / "train.sqlite")) as journal:
+            journal.open_group("gone__task-1", 2)
+    else:
+        feeding.rollouts.engine = None
     feeding.start()
     assert isinstance(feeding.problem, ConfigError)
-    assert "leave out --mode black-box" in str(feeding.problem)
-
-
-def test_group_of_a_task_that_is_gone_is_refused(feed: Make, tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "train.sqlite")
-    journal.open_group("gone__task-1", 2)
-    journal.close()
-    feeding = feed({})
-    assert isinstance(feeding.problem, ConfigError)
-    assert "'gone__task-1', which is not among its tasks: give the same --tasks" in str(feeding.problem)
+    said = (
+        "'gone__task-1', which is not among its tasks: give the same"
+        if gone
+        else "leave out --mode black-box"
+    )
+    assert said in str(feeding.problem)
 
 
 def test_tokens_of_a_lost_try_make_no_rollout_stale(feed: Make) -> None:

@@ -85,17 +85,12 @@ class Training:
     journals: list[Journal] = field(default_factory=list)
     metrics: Counter[str] = field(default_factory=Counter)
 
-    def settings(self, **changed: Any) -> Settings:
+    def settings(self, broken: bool = False, **changed: Any) -> Settings:
+        """A `broken` engine is a defect that no check finds."""
         run = {"plugins": (), "extra_plugins": (str(PLUGIN),), "tasks": "demo", "only": TASKS}
         run |= {**dict.fromkeys(("agent", "engine", "grader"), "scripted"), **changed}
-        engine = {"scripted": {"folder": str(self.folder)}}
+        engine = {"scripted": {"folder": str(self.folder), "broken": broken}}
         return Settings(run=run, agent={"scripted": {"mark": self.mark}}, engine=engine)
-
-    def broken(self) -> Settings:
-        """Settings with a defect that no check finds."""
-        settings = self.settings()
-        settings.engine["scripted"]["broken"] = True
-        return settings
 
     def script(self, words: Mapping[str, Sequence[str]]) -> None:
         (self.folder / "script.json").write_text(json.dumps(words))
@@ -258,26 +253,22 @@ def test_rows_of_real_rollouts(training: Training) -> None:
     assert [item.row_id for item in worker.rollout_buffer.trained(9)] == [1]
 
 
-def test_rows_that_are_too_old_when_they_are_asked_for_are_marked_and_make_room(training: Training) -> None:
-    worker = training.start(groups_ahead=1)
-    training.until(lambda: worker.rollout_buffer.qsize() == 2)
-    worker.update_model_version(5)
-    (row,) = training.rows(1)
-    assert (row.group_id, row.model_version) == (1, 5)
+@pytest.mark.parametrize("why", ["stale", "long"])
+def test_rows_that_are_too_old_or_too_long_are_marked_and_make_room(training: Training, why: str) -> None:
+    long = {key: ["again", "done"] for key in ("0/0", "0/1", "1/0")} if why == "long" else {}
+    training.script({**long, "*": ["done"]})
+    worker = training.start(groups_ahead=1, max_row=len("?done") if long else None)
+    if not long:
+        training.until(lambda: worker.rollout_buffer.qsize() == 2)
+        worker.update_model_version(5)
+    (row,) = training.rows(1)  # where it is long, the other one of its group is too long
+    assert (row.group_id, row.model_version) == (1, 1 if long else 5)
     assert training.journals[0].groups_done() == 1
-    assert [group.id for group in training.journals[0].ready(limit=9)][:1] == [1]
+    assert long or [group.id for group in training.journals[0].ready(limit=9)][:1] == [1]
     worker.stop()
-    assert training.drain()["staleness/rows_dropped_total"] == 2
-
-
-@pytest.mark.slow
-def test_weights_that_are_sent_again_do_not_age_what_waits(training: Training) -> None:
-    """As to a server that was started again, while rows of the version before are in the buffer."""
-    worker = training.start(groups_ahead=1, max_staleness=0)
-    training.until(lambda: worker.rollout_buffer.qsize() == 2)
-    training.journals[0].raise_version(2, 0, again=True)
-    worker.update_model_version(2)
-    assert [(row.group_id, row.model_version) for row in training.rows(2)] == [(0, 2)] * 2
+    found = training.drain()
+    assert found["staleness/rows_dropped_total"] == (0 if long else 2)
+    assert found["batch/rows_too_long_total"] == (3 if long else 0)
 
 
 @pytest.mark.slow
@@ -309,16 +300,6 @@ def test_summaries_are_trained_or_context(training: Training, trained: bool) -> 
     assert rollout.ledger is not None
     assert rollout.ledger.dropped == ({} if trained else {"summary": len("again")})
     assert rollout.ledger.summaries == (len("again") if trained else 0)
-
-
-def test_rows_that_are_too_long_are_marked_and_make_room(training: Training) -> None:
-    training.script({**{key: ["again", "done"] for key in ("0/0", "0/1", "1/0")}, "*": ["done"]})
-    worker = training.start(groups_ahead=1, max_row=len("?done"))
-    (only,) = training.rows(1)  # the other one of its group is too long
-    assert only.group_id == 1
-    assert training.journals[0].groups_done() == 1
-    worker.stop()
-    assert training.drain()["batch/rows_too_long_total"] == 3
 
 
 def test_row_knows_what_is_trained_of_its_whole_rollout(training: Training) -> None:
@@ -357,18 +338,6 @@ def test_rollouts_begin_on_the_servers_that_live(training: Training, monkeypatch
     assert urls == ["http://a", "http://a,http://b", "http://a,http://b"]
 
 
-@pytest.mark.slow
-def test_no_output_before_the_start(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where there are rows from the beginning on, which are too long and so taken at once."""
-    worker = training.start()
-    training.until(lambda: worker.rollout_buffer.qsize() == 4)
-    worker.stop()
-
-    monkeypatch.setattr(MODULE + "Start", lambda **values: time.sleep(0.5) or Start(**values))
-    training.start(max_row=1)
-    training.until(lambda: training.journals[-1].groups_begun() > 4)
-
-
 def test_process_is_none_of_the_trainers(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
@@ -403,31 +372,28 @@ def test_stop_records_what_runs_and_closes_every_sandbox(training: Training) -> 
     worker.check_health(0.0)
 
 
-def test_process_that_hangs_is_noticed_and_killed(
-    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [
+        (
+            signal.SIGSTOP,
+            r"the rollouts' process has sent no heartbeat for \d+ s \(grpo\..*so it hangs; resume",
+        ),
+        (signal.SIGKILL, "the rollouts' process was killed by signal 9, .*resume with --resume"),
+    ],
+)
+def test_process_that_hangs_or_is_killed_is_said_in_a_sentence(
+    training: Training, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals, says: str
 ) -> None:
     monkeypatch.setattr(MODULE + "_GRACE", 0.2)
     training.script({"*": ["stay"]})
     worker = training.start()
     training.until(lambda: training.agents() == 4)
-    os.kill(training.child.pid, signal.SIGSTOP)
-    worker.check_health(PATIENCE)
-    said = training.unhealthy(stale_after_s=1.5)
-    assert re.match(r"the rollouts' process has sent no heartbeat for \d+ s \(grpo\.", said)
-    assert said.endswith("so it hangs; resume with --resume")
+    training.child.send_signal(sent)
+    assert re.match(says, training.unhealthy(stale_after_s=1.5))
     worker.stop()
     assert training.child.returncode == -signal.SIGKILL
-    assert "did not end within 0 s and was killed" in caplog.text
     training.until(lambda: training.agents() == 0, healthy=False)
-
-
-def test_process_that_is_killed_is_said_in_a_sentence(training: Training) -> None:
-    training.start()
-    training.heard()
-    training.child.kill()
-    assert re.match(
-        "the rollouts' process was killed by signal 9.*resume with --resume", training.unhealthy()
-    )
 
 
 def test_what_ends_the_wait_for_rows_is_said(training: Training) -> None:
@@ -445,7 +411,7 @@ def test_what_ends_the_wait_for_rows_is_said(training: Training) -> None:
 
 
 def test_process_that_fails_tells_why_with_its_traceback(training: Training) -> None:
-    training.start(settings=training.broken())
+    training.start(settings=training.settings(broken=True))
     first, *trace = training.unhealthy().splitlines()
     assert first == "RuntimeError: the engine has a bug"
     assert trace[0] == "Traceback (most recent call last):"
@@ -512,7 +478,10 @@ def test_start_gives_signs_of_life_too(training: Training) -> None:
     code, (only,) = talk()
     assert (code, only["kind"]) == (1, "failed")
     assert only["message"] == "EOFError: the trainer ended before it sent a message"
-    for settings, expected in (training.settings(), (0, "metrics")), (training.broken(), (1, "failed")):
+    for settings, expected in (
+        (training.settings(), (0, "metrics")),
+        (training.settings(broken=True), (1, "failed")),
+    ):
         start = Start(
             settings=settings.model_dump(mode="json"), directory=str(training.run),
             journal=str(training.run / JOURNAL), version=1, updates={1: 1}, options=OPTIONS,
@@ -531,6 +500,14 @@ def test_message_that_was_torn_by_a_kill_is_none(training: Training) -> None:
     worker._listen(read)
     assert worker.metrics_queue.get_nowait() == {"a": 1.0}
     assert worker.metrics_queue.empty()
+
+
+def test_process_that_cannot_be_started_leaves_nothing(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    with pytest.raises(FileNotFoundError):
+        training.worker().start()
 
 
 def test_stop_wakes_the_pump_wherever_it_is(training: Training) -> None:
