@@ -97,8 +97,8 @@ def test_component_is_shown_without_the_others_of_its_plugin() -> None:
     assert "agent nop" in said("agents")
 
 
-def test_shown_ways_set_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "mini"
+@pytest.mark.parametrize("name", ["mini", "swe"])
+def test_shown_ways_set_a_setting(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [line.strip() for line in said(name).partition("Each of these sets one:\n")[2].splitlines()]
     option, variable, table, assignment = lines[:4]
     config = tmp_path / "settings.toml"

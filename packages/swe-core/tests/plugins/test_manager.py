@@ -118,6 +118,8 @@ def test_broken_plugin_is_listed_and_others_work(install: Install, code: str, sa
     plugins = PluginSet()
     assert says in (plugins.plugins["broken"].error or "")
     assert plugins.find("agent", "acme").name == "acme"
+    with pytest.raises(PluginError, match=f"^the plugin 'broken' is broken: {re.escape(says)}"):
+        plugins.find("agent", "broken")
     says = f"the plugin 'broken' (acme-broken 1.2.3) is broken: {says}"
     with pytest.raises(PluginError, match=re.escape(says)):
         PluginSet(["broken"])
