@@ -149,6 +149,31 @@ class Transfer:
         self.calls.append("destroy")
 
 
+def trainer_of(
+    worker: Worker, journal: Journal, model: str, out: Path, groups: int | None, **given
+) -> Trainer:
+    """A trainer on the CPU that takes the rows of this worker; further arguments are of AsyncGRPOConfig."""
+    cpu_attention.install()
+    settings = {
+        "bf16": False,
+        "use_cpu": True,
+        "report_to": "none",
+        "num_generations": GROUP,
+        "learning_rate": 1e-3,
+    }
+    settings |= {"output_dir": str(out / "checkpoints"), "vllm_server_base_url": "http://127.0.0.1:9"}
+    return Trainer(
+        worker=worker,
+        journal=journal,
+        metrics=out / "metrics.jsonl",
+        groups=groups,
+        model=model,
+        args=compat.AsyncGRPOConfig(**settings | given),
+        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "?"}]}] * GROUPS),
+        weight_transfer=Transfer(journal),
+    )
+
+
 def members(protocol: type) -> dict[str, list[str]]:
     """The methods of a protocol with the names of their parameters."""
     methods = inspect.getmembers(protocol, lambda one: inspect.isfunction(one) and one.__name__[0] != "_")
@@ -156,49 +181,17 @@ def members(protocol: type) -> dict[str, list[str]]:
 
 
 def main(model: str, out: str) -> None:
-    cpu_attention.install()
-    cpu_attention.install()  # again, which does nothing
+    cpu_attention.install()  # and again, which does nothing
     made = rows(model)
-    journal, metrics = Journal(Path(out) / "train.sqlite"), Path(out) / "metrics.jsonl"
-    worker, transfer = Worker(made, journal), Transfer(journal)
-    settings = {
-        "output_dir": out,
-        "max_steps": STEPS,
-        "per_device_train_batch_size": ROWS,
-        "gradient_accumulation_steps": 1,
-        "weight_sync_steps": 1,
-        "max_staleness": 4,
-        "token_budget": 0,
-        "temperature": 1.0,
-        "epsilon": 0.2,
-        "epsilon_high": 0.28,
-        "learning_rate": 1e-3,
-        "num_generations": GROUP,
-        "max_completion_length": 64,
-        "queue_maxsize": 64,
-        "heartbeat_stale_after_s": 60.0,
-        "vllm_server_base_url": "http://127.0.0.1:9",
-        "vllm_server_timeout": 1.0,
-        "request_timeout": 10,
-        "lr_scheduler_type": "constant",
-        "logging_steps": 1,
-        "save_steps": STEPS,
-        "seed": 0,
-        "report_to": "none",
-        "bf16": False,
-        "use_cpu": True,
-        "disable_tqdm": True,
-    }
-    trainer = Trainer(
-        worker=worker,
-        journal=journal,
-        metrics=metrics,
-        groups=None,
-        model=model,
-        args=compat.AsyncGRPOConfig(**settings),
-        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "?"}]}] * GROUPS),
-        weight_transfer=transfer,
-    )
+    journal = Journal(Path(out) / "train.sqlite")
+    worker = Worker(made, journal)
+    settings = {"max_steps": STEPS, "per_device_train_batch_size": ROWS, "gradient_accumulation_steps": 1}
+    settings |= {"weight_sync_steps": 1, "max_staleness": 4, "token_budget": 0, "temperature": 1.0}
+    settings |= {"epsilon": 0.2, "epsilon_high": 0.28, "max_completion_length": 64, "queue_maxsize": 64}
+    settings |= {"heartbeat_stale_after_s": 60.0, "vllm_server_timeout": 1.0, "request_timeout": 10}
+    settings |= {"lr_scheduler_type": "constant", "logging_steps": 1, "save_steps": STEPS, "seed": 0}
+    trainer = trainer_of(worker, journal, model, Path(out), None, disable_tqdm=True, **settings)
+    transfer = trainer.weight_transfer
     trainer.train()
     journal.close()
     with closing(sqlite3.connect(Path(out) / "train.sqlite")) as database:
@@ -216,14 +209,16 @@ def main(model: str, out: str) -> None:
         "versions_kept": transfer.versions,
         "names": sorted(name for name, _ in network.named_parameters()),
         "logs": trainer.state.log_history,
-        "kept": [json.loads(line)["values"] for line in metrics.read_text().splitlines()],
+        "kept": [
+            json.loads(line)["values"] for line in (Path(out) / "metrics.jsonl").read_text().splitlines()
+        ],
         "steps": steps,
         "trained": [row.model_dump() for row in read_trained(Path(out))],
         "sampled": {
             f"r{number}": row["old_log_probs"][row["completion_mask"] != 0].tolist()
             for number, row in enumerate(made, 1)
         },
-        "checkpoints": sorted(path.name for path in Path(out).glob("checkpoint-*")),
+        "checkpoints": sorted(path.name for path in Path(out).glob("checkpoints/checkpoint-*")),
         # Where the ratio is 1, the loss is the mean of minus the advantage over the rollouts, of a row each.
         "first_loss": -sum(row["advantage"] for row in made[:ROWS]) / ROWS,
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -33,7 +32,6 @@ from .models import qwen3
 if TYPE_CHECKING:
     import torch
 
-HERE = Path(__file__).parent
 WHOLE = TrainerNeeds(
     weights=4, compute=2, optimizer="adamw_torch_fused", optimizer_args=None, checkpointing=True, row=8192,
     references=0, processes=1, sharded=False, cpu=False,
@@ -47,10 +45,7 @@ def size_of(directory: Path, name: str, lora: dict[str, Any] | None = None, **ch
     return model_size(AutoConfig.from_pretrained(qwen3(directory, name, **changed)), lora)
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [("Qwen3-0.6B", 596_049_920), ("Qwen3-8B", 8_190_735_360)],
-)
+@pytest.mark.parametrize(("name", "parameters"), [("Qwen3-0.6B", 596_049_920), ("Qwen3-8B", 8_190_735_360)])
 def test_parameters_of_published_models(tmp_path: Path, name: str, parameters: int) -> None:
     size = size_of(tmp_path, name)
     assert size.parameters == size.trained == parameters
@@ -70,6 +65,11 @@ def test_adapter_is_counted_by_peft(tmp_path: Path) -> None:
     assert size.parameters == 8_190_735_360
     assert size_of(tmp_path, "Qwen3-8B", {"r": 32, "target_modules": ["q_proj"]}).trained == 32 * 36 * 8192
     assert size_of(tmp_path, "Qwen3-8B", {"nonsense": 1}).trained == 0  # `lora_config` refuses that
+    # it trains in float32 on frozen halves
+    parts = trainer_memory(size, replace(WHOLE, weights=2))
+    assert parts["weights"] == 2 * size.parameters + 4 * size.trained
+    assert (parts["gradients"], parts["optimizer"]) == (4 * size.trained, 8 * size.trained)
+    assert parts["copies"] == 0
 
 
 def test_whole_model_takes_sixteen_bytes_a_parameter(tmp_path: Path) -> None:
@@ -84,24 +84,14 @@ def test_whole_model_takes_sixteen_bytes_a_parameter(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("processes", [4])
-def test_sharding_divides_what_ddp_repeats(tmp_path: Path, processes: int) -> None:
+def test_sharding_divides_what_ddp_repeats(tmp_path: Path) -> None:
     size = size_of(tmp_path, "Qwen3-1.7B")
-    alone, several = WHOLE, replace(WHOLE, processes=processes)
+    alone, several = WHOLE, replace(WHOLE, processes=4)
     for part in ("weights", "gradients", "optimizer"):
         whole = trainer_memory(size, alone)[part]
-        assert trainer_memory(size, replace(several, sharded=True))[part] == whole // processes
+        assert trainer_memory(size, replace(several, sharded=True))[part] == whole // 4
         assert trainer_memory(size, several)[part] == whole
     assert trainer_memory(size, several)["copies"] == (2 + 4) * size.parameters  # and DDP's buckets
-
-
-def test_adapter_trains_in_float32_on_frozen_halves(tmp_path: Path) -> None:
-    pytest.importorskip("peft")
-    size = size_of(tmp_path, "Qwen3-8B", {"r": 32})
-    parts = trainer_memory(size, replace(WHOLE, weights=2))
-    assert parts["weights"] == 2 * size.parameters + 4 * size.trained
-    assert (parts["gradients"], parts["optimizer"]) == (4 * size.trained, 8 * size.trained)
-    assert parts["copies"] == 0
 
 
 @pytest.mark.parametrize(
@@ -234,9 +224,7 @@ def test_server_fills_its_share_of_a_gpu(tmp_path: Path) -> None:
 def test_size_is_found_without_asking_cuda(tmp_path: Path) -> None:
     """A question to CUDA would fix the GPUs of this process, before the layout is decided."""
     model = qwen3(tmp_path, "Qwen3-0.6B")
-    script = HERE / "without_cuda.py"
-    done = subprocess.run(
-        [sys.executable, str(script), str(model)], capture_output=True, text=True, env={**os.environ}
-    )
+    script = Path(__file__).with_name("without_cuda.py")
+    done = subprocess.run([sys.executable, str(script), str(model)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == ["596049920", "asked:"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,32 +30,21 @@ from swe_trainer_trl.rollouts.worker import RolloutFeeder
 
 T = TypeVar("T")
 URLS = ("http://one", "http://two")
+FAILED = {"type": "Error", "message": "it failed"}
 END: dict[str, dict[str, Any]] = {
-    "resolved": {"outcome": "resolved"},
-    "unresolved": {"outcome": "unresolved"},
-    "silent": {"outcome": "resolved"},
-    "cut": {"outcome": "resolved", "finish_reason": "length"},
-    **{
-        boundary: {
-            "outcome": "error",
-            "failure": Failure(boundary=boundary, type="Error", message="it failed"),
-        }
-        for boundary in ("agent", "engine")
-    },
+    **{"resolved": {"outcome": "resolved"}, "unresolved": {"outcome": "unresolved"}},
+    **{"silent": {"outcome": "resolved"}, "cut": {"outcome": "resolved", "finish_reason": "length"}},
+    "agent": {"outcome": "error", "failure": Failure(boundary="agent", **FAILED)},
+    "engine": {"outcome": "error", "failure": Failure(boundary="engine", **FAILED)},
 }
 
 
 def turn(versions: Sequence[int], dropped: str | None = None) -> Turn:
+    size = len(versions)
     tokens = TurnTokens(
-        base=None,
-        prompt=[1],
-        completion=[2] * len(versions),
-        logprobs=[-1.0] * len(versions),
-        versions=[(version, 1) for version in versions],
-        rendered="full",
-        cause="start",
-        dropped=dropped,
-    )
+        base=None, prompt=[1], completion=[2] * size, logprobs=[-1.0] * size, rendered="full", cause="start",
+        versions=[(version, 1) for version in versions], dropped=dropped,
+    )  # fmt: skip
     return Turn.model_construct(tokens=tokens)
 
 
@@ -203,18 +194,13 @@ class Feeding:
         self.dead: set[str] = set()
         self.closed: list[int] = []
         self.evaluated: list[Evaluated] = []
-        self.metrics: dict[str, float] = {}
+        self.metrics = defaultdict[str, float](float)
         self.problem: SweError | None = None
         self.loop = asyncio.Runner()
-        self.patches = [
-            *(
-                patch.object(module, "run_sync", inline)
-                for module in (attempts, evaluator, group_scheduler, worker)
-            ),
-            patch.object(attempts, "_LOOK", 0.0),
-        ]
-        for one in self.patches:
-            one.start()
+        self.patches = ExitStack()
+        for module in (attempts, evaluator, group_scheduler, worker):
+            self.patches.enter_context(patch.object(module, "run_sync", inline))
+        self.patches.enter_context(patch.object(attempts, "_LOOK", 0.0))
 
     def do(self, awaitable: Awaitable[T] | None = None) -> T | None:
         async def act() -> T | None:
@@ -253,9 +239,7 @@ class Feeding:
             self.evaluated.append(message)
         elif isinstance(message, Metrics):
             for name, value in message.values.items():
-                self.metrics[name] = self.metrics.get(name, 0) + (
-                    value if isinstance(value, float) else value[0]
-                )
+                self.metrics[name] += value if isinstance(value, float) else value[0]
 
     def say(self, *commands: Command) -> None:
         for command in commands:
@@ -286,5 +270,4 @@ class Feeding:
             self.end()
         self.ended()
         self.loop.close()
-        for one in self.patches:
-            one.stop()
+        self.patches.close()

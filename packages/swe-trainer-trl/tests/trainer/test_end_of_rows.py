@@ -21,25 +21,17 @@ def source(count: int, *, ends: bool = True) -> Iterator[dict[str, Any]]:
     from swe_trainer_trl.trainer.row_queue import RowsEnded
 
     for number in range(count):
-        yield {
-            "input_ids": np.array([number, 900, 901]),
-            "completion_mask": np.array([0, 1, 1]),
-            "group_id": number,
-        }
+        ids, mask = np.array([number, 900, 901]), np.array([0, 1, 1])
+        yield {"input_ids": ids, "completion_mask": mask, "group_id": number}
     if ends:
         raise RowsEnded
     raise AssertionError("more rows were asked for than are needed")
 
 
 def cut(
-    count: int,
-    size: int,
-    *,
-    budget: int = 0,
-    processes: int = 1,
-    most: int = 99,
+    count: int, size: int, *, budget: int = 0, processes: int = 1, most: int = 99,
     left: list[Any] | None = None,
-) -> list[list[int]]:
+) -> list[list[int]]:  # fmt: skip
     """The rows of each micro-batch, by their numbers: of `size` rows, or packed up to `budget` ids.
 
     `left` gets those that are too few for all processes.
@@ -88,39 +80,13 @@ def test_no_row_is_asked_for_beyond_the_last_step() -> None:
 @pytest.fixture
 def trained(tiny_model: Path, tmp_path: Path) -> Any:
     """Trains the twelve rows of `two_steps` to their end: the journal's step of each row, and the logs."""
-    from datasets import Dataset
-
-    from swe_trainer_trl import compat
-    from swe_trainer_trl.trainer import cpu_attention
-    from swe_trainer_trl.trainer.trainer import Trainer
-
-    from ..two_steps import GROUPS, Transfer, Worker, rows
-
-    cpu_attention.install()
+    from ..two_steps import GROUPS, Worker, rows, trainer_of
 
     def train(*, some: bool = True, **settings: Any) -> tuple[list[int | None], list[dict[str, Any]]]:
         journal = Journal(tmp_path / "train.sqlite")
         worker = Worker(rows(str(tiny_model)) if some else [], journal)
         worker.rollout_buffer.end()
-        trainer = Trainer(
-            worker=worker,
-            journal=journal,
-            metrics=tmp_path / "metrics.jsonl",
-            groups=GROUPS,
-            model=str(tiny_model),
-            args=compat.AsyncGRPOConfig(
-                output_dir=str(tmp_path / "checkpoints"),
-                bf16=False,
-                use_cpu=True,
-                report_to="none",
-                num_generations=2,
-                learning_rate=1e-3,
-                vllm_server_base_url="http://127.0.0.1:9",
-                **settings,
-            ),
-            train_dataset=Dataset.from_list([{"prompt": "?"}] * GROUPS),
-            weight_transfer=Transfer(journal),
-        )
+        trainer = trainer_of(worker, journal, str(tiny_model), tmp_path, GROUPS, **settings)
         trainer.train()
         assert trainer.args.gradient_accumulation_steps == settings["gradient_accumulation_steps"]
         last = tmp_path / "checkpoints" / f"checkpoint-{trainer.state.global_step}"
