@@ -262,11 +262,6 @@ class MyAgent(AgentSpec):
         ("def agents(): return []", "its function agents is no hook: rename it to swe_agents"),
         (CLASS + "class Plugin:\n    @hookimpl\n    def swe_agents(self): return []",
          "its swe_agents is in the class Plugin: move it to the module, with @hookimpl"),
-        (CLASS + "own = Component('mine', lambda config: MyAgent())", "its Component own is returned by no "),
-        (CLASS, "its class MyAgent is offered by no hook: add one such as @hookimpl def swe_agents(): return "
-         "[Component('mine', lambda config: MyAgent())]"),
-        ("class Own:\n    async def grade(self): ...", "its class Own is offered by no hook: add one such as "
-         "@hookimpl def swe_graders()"),
         (HOOK + "def swe_agents(): yield from ()", "offers nothing: its swe_agents returned no Component"),
         (AGENT.format(name="a") + "\n@hookimpl\ndef swe_graders(): return ()", "its swe_graders returned no"),
         ("x = hookimpl", "NameError: name 'hookimpl' is not defined (my.py, line 1)"),

@@ -18,6 +18,7 @@ from swe_core.api.executor import Commit, ExecutorRun
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.rollout.nodes.executor import NodeExecutor
 from swe_core.rollout.nodes.pool import NodePool
+from swe_core.system.files import write_whole
 from swe_executor_ray.cluster import SLOTS, Cluster, Host
 from swe_executor_ray.config import RayConfig
 
@@ -60,12 +61,7 @@ class RayExecutor(NodeExecutor):
         self, request: RolloutRequest, observer: Observer, commit: Commit, agent: AgentSpec | None = None
     ) -> None:
         if not self._run_file.exists():  # no node has anything to keep before
-            new = self._run_file.with_suffix(".new")
-            with new.open("w") as file:
-                file.write(f"{self._name}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self._run_file)
+            write_whole(self._run_file, f"{self._name}\n".encode())
         await super().submit(request, observer, commit, agent)
 
     @asynccontextmanager

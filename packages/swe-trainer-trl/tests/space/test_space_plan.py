@@ -18,6 +18,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_core.bundles.installed import source
 from swe_core.errors import ConfigError, SweError, UsageError
 from swe_core.run.settings import Settings, load_settings
 from swe_trainer_trl.space.deployment import (
@@ -38,7 +39,7 @@ from swe_trainer_trl.space.inputs import input_files
 from swe_trainer_trl.space.leaks import refuse_leaks
 from swe_trainer_trl.space.manifest import Manifest
 from swe_trainer_trl.space.preflight import check_run
-from swe_trainer_trl.space.wheels import Wheel, installed, make_wheels, source
+from swe_trainer_trl.space.wheels import Wheel, installed, make_wheels
 
 TOKEN = "hf_" + "Ab3" * 11
 KEY = "sk-" + "x" * 20  # not as it would be found in this file

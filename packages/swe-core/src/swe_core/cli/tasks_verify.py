@@ -73,7 +73,7 @@ def verify(
     from swe_core.run.verify.cache import VerifyCache
     from swe_core.run.verify.cheats import chosen
     from swe_core.run.verify.report import ReportFile, VerifyReport
-    from swe_core.run.verify.verify import methods_of, until_signalled
+    from swe_core.run.verify.verify import methods_of, verify_until_signalled
     from swe_core.system.event_loop import run
 
     methods = methods_of(settings, plugins, chosen(cheats), repeat)
@@ -99,7 +99,7 @@ def verify(
         task = one_line(verdict.task_id)
         click.echo(f"{len(found)}/{len(tasks)} {task}: {verdict.verdict} ({took})", err=True)
 
-    interrupted = run(until_signalled, tasks, methods, settings.run.concurrency, cache, done)
+    interrupted = run(verify_until_signalled, tasks, methods, settings.run.concurrency, cache, done)
     ordered = [found[task.instance_id] for task in tasks if task.instance_id in found]
     result = VerifyReport(tasks=tuple(ordered))
     if as_json:

@@ -9,18 +9,12 @@ from types import FunctionType
 
 import pluggy
 
-from swe_core.api.agent import AgentSpec
-from swe_core.api.component import Component
-from swe_core.api.engine import Engine
-from swe_core.api.executor import Executor
 from swe_core.plugins import hookspecs
 
 HOOKS = frozenset(name for name in dir(hookspecs) if name.startswith("swe_"))
 """Names of all hooks."""
 
 _ADD = "add it (from swe_core import hookimpl)"
-_CONTRACTS = {AgentSpec: "swe_agents", Engine: "swe_engines", Executor: "swe_executors"}
-_METHODS = {"open": "swe_sandboxes", "grade": "swe_graders", "tasks": "swe_tasks"}
 
 
 def unmarked(manager: pluggy.PluginManager, module: object) -> str | None:
@@ -40,20 +34,9 @@ def forgotten(manager: pluggy.PluginManager, module: object) -> str:
         for attribute in dir(kind):
             if attribute in HOOKS or manager.parse_hookimpl_opts(kind, attribute):
                 return f"its {attribute} is in the class {name}: move it to the module, with @hookimpl"
-    for name, value in vars(module).items():
-        if isinstance(value, Component):
-            return f"its Component {name} is returned by no hook: {_hook('swe_agents', name)}"
-    for name, kind in _classes(module):
-        fits = [hook for contract, hook in _CONTRACTS.items() if issubclass(kind, contract)]
-        fits += [hook for method, hook in _METHODS.items() if hasattr(kind, method)]
-        if fits:
-            example = _hook(fits[0], f"Component('mine', lambda config: {name}())")
-            return f"its class {name} is offered by no hook: {example}"
-    return f"it has no function with @hookimpl: {_hook('swe_agents', 'Component(…)')}"
-
-
-def _hook(name: str, component: str) -> str:
-    return f"add one such as @hookimpl def {name}(): return [{component}]"
+    return (
+        "it has no function with @hookimpl: add one such as @hookimpl def swe_agents(): return [Component(…)]"
+    )
 
 
 def _functions(module: object) -> Iterator[tuple[str, FunctionType]]:

@@ -25,7 +25,7 @@ from swe_core.api.records import (
     Undelivered,
 )
 from swe_core.errors import UsageError
-from swe_core.system.files import LOCK_FILE, AppendedFile, locked, open_below
+from swe_core.system.files import LOCK_FILE, AppendedFile, locked, open_below, write_whole
 from swe_core.system.redaction import Redactor
 
 RUN_FILE = "run.json"
@@ -176,7 +176,7 @@ class RunDirectory:
             with locked(path):
                 _require_empty(path)
                 (path / FOLDERS).mkdir(exist_ok=True)
-                _write_whole(path / RUN_FILE, _pretty(info, redactor))  # last: makes it a run directory
+                write_whole(path / RUN_FILE, _pretty(info, redactor))  # last: makes it a run directory
         except OSError as error:
             raise UsageError(
                 f"cannot write the run directory {str(path)!r}: {error.strerror}; give another with --out"
@@ -244,7 +244,7 @@ class RunDirectory:
         finished = {head.id for head in found if head.outcome not in again or head.cancelled_as is not None}
         try:
             if len(finished) < len(found):
-                _write_whole(file, b"".join(head.line for head in found if head.id in finished))
+                write_whole(file, b"".join(head.line for head in found if head.id in finished))
             elif file.exists():
                 os.truncate(file, sum(len(head.line) for head in found))
             for folder in (path / FOLDERS).iterdir():
@@ -262,7 +262,7 @@ class RunDirectory:
         Raises:
             OSError: It cannot be written.
         """
-        _write_whole(self.path / RUN_FILE, _pretty(info, self.redactor))
+        write_whole(self.path / RUN_FILE, _pretty(info, self.redactor))
         self.info = info
 
     def folder(self, rollout_id: str) -> RolloutFolder:
@@ -287,7 +287,7 @@ class RunDirectory:
 
     def set_aside(self, rollout: Rollout) -> None:
         """Keep a rollout that has a verdict and no final reward, in its folder. It is not finished."""
-        _write_whole(self.path / FOLDERS / rollout.id / UNSHAPED_FILE, self.redactor.data(_line(rollout)))
+        write_whole(self.path / FOLDERS / rollout.id / UNSHAPED_FILE, self.redactor.data(_line(rollout)))
 
     def take_back(self, rollout_id: str) -> None:
         """Forget that a rollout was set aside: it is finished."""
@@ -502,17 +502,3 @@ def _line(model: BaseModel) -> bytes:
 
 def _pretty(model: BaseModel, redactor: Redactor) -> bytes:
     return redactor.data(orjson.dumps(model.model_dump(mode="json"), option=orjson.OPT_INDENT_2) + b"\n")
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write or replace a file atomically: a reader sees all of the old content or all of the new."""
-    new = path.with_name(path.name + _NEW)
-    try:
-        with new.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except OSError:
-        new.unlink(missing_ok=True)  # frees the space on a full disk
-        raise

@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError
 
 from swe_core.api.engine import ForkCause, TokenTable
 from swe_core.api.records import Record
+from swe_core.system.files import write_whole
 
 VOCABULARY_FILE = "vocab.json.gz"
 TRAINED_FILE = "trained.jsonl"
@@ -127,12 +128,7 @@ def write_vocabulary(run: Path, table: TokenTable) -> None:
     tokens = [None if token is None else token.decode("latin-1") for token in table.tokens]
     found = Vocabulary(tokenizer=table.tokenizer, tokens=tokens, special=dict(table.special))
     data = gzip.compress(orjson.dumps(found.model_dump(mode="json")), compresslevel=6, mtime=0)
-    unfinished = run / f"{VOCABULARY_FILE}.new"
-    try:
-        unfinished.write_bytes(data)
-        unfinished.replace(run / VOCABULARY_FILE)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_whole(run / VOCABULARY_FILE, data)
 
 
 def read_vocabulary(run: Path) -> Vocabulary | None:

@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-import anyio
-import anyio.to_thread
 import orjson
 
 from swe_core.api import contracts
@@ -39,7 +37,7 @@ from swe_core.run.resume import remember
 from swe_core.run.site import open_engine, open_site
 from swe_core.run.vocabulary import keep_vocabulary
 from swe_core.system.descriptors import raise_descriptor_limit
-from swe_core.system.event_loop import ending_signals, settled
+from swe_core.system.event_loop import settled, until_signalled
 from swe_core.system.files import locked
 from swe_core.system.redaction import Redactor, redaction_scope
 
@@ -115,7 +113,7 @@ async def execute(
     cancelled, stopped = False, None
     async with opened as runner:
         try:
-            cancelled = await _until_signalled(worker, runner)
+            cancelled = await until_signalled(contracts.run_worker, worker, runner)
         except RunStopped as error:  # the extensions end as after any run
             stopped = error
     return RunResult(runner.store, cancelled, stopped)
@@ -284,30 +282,6 @@ def _requests(plan: Plan, engine: Engine | None) -> list[RolloutRequest]:
         for task in plan.tasks
         for attempt in range(plan.settings.run.attempts)
     ]
-
-
-async def _until_signalled(worker: RolloutWorker, runner: Runner) -> bool:
-    """Drive the worker until it ends or a signal cancels it. Return whether a signal did."""
-    signalled = False
-    problem: Exception | None = None
-
-    async def watch(scope: anyio.CancelScope) -> None:
-        nonlocal signalled
-        with anyio.open_signal_receiver(*ending_signals()) as signals:
-            async for _ in signals:
-                signalled = True
-                scope.cancel()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(watch, group.cancel_scope)
-        try:
-            await contracts.run_worker(worker, runner)
-        except Exception as error:  # the task group would wrap it in a group
-            problem = error
-        group.cancel_scope.cancel()
-    if problem is not None:
-        raise problem
-    return signalled
 
 
 def _versions(plugins: PluginSet) -> dict[str, str]:

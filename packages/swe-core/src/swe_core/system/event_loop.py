@@ -32,6 +32,30 @@ def ending_signals() -> Sequence[signal.Signals]:
     return ending if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*ending, signal.SIGHUP]
 
 
+async def until_signalled(work: Callable[[*Arguments], Awaitable[None]], *arguments: *Arguments) -> bool:
+    """Work until the end, or until one of `ending_signals` cancels it. Return whether a signal did."""
+    signalled = False
+    problem: Exception | None = None
+
+    async def watch(scope: anyio.CancelScope) -> None:
+        nonlocal signalled
+        with anyio.open_signal_receiver(*ending_signals()) as signals:
+            async for _ in signals:
+                signalled = True
+                scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch, group.cancel_scope)
+        try:
+            await work(*arguments)
+        except Exception as error:  # the task group would wrap it in a group
+            problem = error
+        group.cancel_scope.cancel()
+    if problem is not None:
+        raise problem
+    return signalled
+
+
 def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log an unhandled exception, except a harmless one of anyio's.
 

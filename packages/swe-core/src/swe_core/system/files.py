@@ -17,6 +17,27 @@ from swe_core.errors import SweError, UsageError
 from swe_core.system.redaction import Redactor
 
 
+def write_whole(path: Path, data: bytes, new: str = ".new") -> None:
+    """Write or replace a file atomically: a reader sees all of the old content or all of the new.
+
+    Args:
+        new: Ends the name of the file while it is written. Concurrent writers need one each.
+
+    Raises:
+        OSError: It cannot be written, and is as before.
+    """
+    unfinished = path.with_name(path.name + new)
+    try:
+        with unfinished.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)  # frees the space on a full disk
+        raise
+
+
 def write_out(path: Path, data: bytes, what: str, option: str) -> None:
     """Write `data` to `path` atomically. An existing file is replaced; a link stays a link.
 
@@ -28,17 +49,12 @@ def write_out(path: Path, data: bytes, what: str, option: str) -> None:
         UsageError: `path` cannot be written, or is no file.
     """
     target = Path(os.path.realpath(path))
-    unfinished = target.parent / f".swe-core-{os.getpid()}-{target.name}"
     try:
         if target.exists() and not target.is_file():
             raise UsageError(
                 f"{what} cannot be written to {str(path)!r}, which is no file: give another {option}"
             )
-        try:
-            unfinished.write_bytes(data)
-            unfinished.replace(target)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_whole(target, data, f".{os.getpid()}.new")
     except OSError as error:
         raise UsageError(
             f"{what} cannot be written to {str(path)!r}: {error.strerror}; give another {option}"

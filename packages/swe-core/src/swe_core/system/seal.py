@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -21,6 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import platformdirs
+
+from swe_core.system.files import write_whole
 
 _TICK = 0.02
 """Resolution of the kernel's file times [s]."""
@@ -86,13 +89,7 @@ class Seal:
     def _save(self, found: _Known) -> None:
         with suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=self._file.parent, prefix=".new-")
-            try:
-                with open(descriptor, "w") as file:
-                    json.dump(found, file)
-                os.replace(name, self._file)
-            except OSError:
-                os.unlink(name)
+            write_whole(self._file, json.dumps(found).encode(), f".{secrets.token_hex(8)}.new")
 
 
 def contents_of(root: Path) -> dict[str, str]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import distribution
 from importlib.resources import as_file
 from pathlib import Path
 
+from swe_core.bundles.installed import make_wheels
 from swe_core.errors import ConfigError
 from swe_core.run.components import ResolvedComponent
 from swe_core.run.plan import Plan
 from swe_openenv.config import ServerConfig
 from swe_openenv.export.folder import BASE_IMAGE, TEMPLATE, Export, check_name, content_of
 from swe_openenv.export.needs import CORE, distributions, extras, input_files
-from swe_openenv.export.wheels import make_wheels
 from swe_openenv.plans import load_plan
 
 _RECORDED = "replay"
@@ -61,7 +62,7 @@ def content_of_server(
         settings=text,
         inputs=input_files(settings),
         requirements=[*ours, *requirements],
-        wheels=[] if wheels is None else make_wheels(packages, wheels),
+        wheels=[] if wheels is None else make_wheels(map(distribution, packages), wheels),
         base_image=base_image or BASE_IMAGE,
         split=server.split,
         tasks=len(plan.tasks),

@@ -11,9 +11,8 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
-import tempfile
+import secrets
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -23,6 +22,7 @@ from pydantic import ValidationError
 
 import swe_core
 from swe_core.run.verify.report import TaskVerdict
+from swe_core.system.files import write_whole
 
 
 @cache
@@ -62,14 +62,8 @@ class VerifyCache:
         path = self._path(facts)
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-            try:
-                with open(descriptor, "wb") as file:
-                    file.write(orjson.dumps(verdict.model_dump(mode="json")))
-                os.replace(name, path)
-            except OSError:
-                os.unlink(name)
-                raise
+            data = orjson.dumps(verdict.model_dump(mode="json"))
+            write_whole(path, data, f".{secrets.token_hex(8)}.new")
 
     def _path(self, facts: Mapping[str, object]) -> Path:
         key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

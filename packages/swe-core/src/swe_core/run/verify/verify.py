@@ -30,7 +30,7 @@ from swe_core.run.verify.recipe import Cheat
 from swe_core.run.verify.report import Check, TaskVerdict, Verdict
 from swe_core.sandboxing.repository.patch import PatchUnavailable
 from swe_core.sandboxing.repository.prepare import prepare_repository
-from swe_core.system.event_loop import ending_signals
+from swe_core.system.event_loop import until_signalled
 from swe_core.system.plural import counted
 
 UNRELATED = b"""diff --git a/swe-core-verify.txt b/swe-core-verify.txt
@@ -105,7 +105,7 @@ def methods_of(settings: Settings, plugins: PluginSet, cheats: Sequence[Cheat], 
     )
 
 
-async def until_signalled(
+async def verify_until_signalled(
     tasks: Sequence[Task],
     methods: Methods,
     concurrency: int,
@@ -118,26 +118,8 @@ async def until_signalled(
         Whether a signal ended it.
     """
     await contracts.reap(methods.provider)
-    signalled = False
-
-    async def watch(scope: anyio.CancelScope) -> None:
-        nonlocal signalled
-        with anyio.open_signal_receiver(*ending_signals()) as signals:
-            async for _ in signals:
-                signalled = True
-                scope.cancel()
-
-    async def work(scope: anyio.CancelScope) -> None:
-        await verify_tasks(tasks, methods, concurrency=concurrency, cache=cache, done=done)
-        scope.cancel()
-
-    try:
-        async with anyio.create_task_group() as group:
-            group.start_soon(watch, group.cancel_scope)
-            group.start_soon(work, group.cancel_scope)
-    except ExceptionGroup as errors:  # the first one cancelled the others
-        raise errors.exceptions[0] from None
-    return signalled
+    verify = partial(verify_tasks, concurrency=concurrency, cache=cache, done=done)
+    return await until_signalled(verify, tasks, methods)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Wheels of installed distributions, for an image that cannot have them from a package index."""
+"""Wheels of installed distributions, for a machine that cannot have them from a package index."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import Distribution
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -42,8 +42,10 @@ def source(package: Distribution) -> str:
     return f"{package.name} @ {url}"
 
 
-def make_wheels(distributions: Iterable[str], directory: Path) -> list[Path]:
-    """Build the wheels of distributions in `directory`, and return their files. Each has its own source.
+def make_wheels(distributions: Iterable[Distribution], directory: Path) -> list[Path]:
+    """Build the wheels of distributions in `directory`, and return their files.
+
+    The same sources give the same bytes.
 
     Raises:
         ConfigError: The sources of a distribution no longer exist.
@@ -54,7 +56,7 @@ def make_wheels(distributions: Iterable[str], directory: Path) -> list[Path]:
             f"pip is not installed beside {sys.executable!r}, and makes the wheels: `python -m ensurepip`, "
             "or `uv pip install pip`"
         )
-    sources = [source(distribution(name)) for name in distributions]
+    sources = [source(package) for package in distributions]
     # With an installed build backend, isolation is off, so that pip downloads nothing.
     isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "wheel", "--no-deps"]
