@@ -191,8 +191,8 @@ class Runs(RuleBasedStateMachine):
         file, before = self.turns_of(name), list(self.calls[name])
         size = size_of(file)
         self.lose(name, {0})
-        self.torn(file, size, at)
-        self.calls[name] = before
+        if not self.torn(file, size, at):
+            self.calls[name] = before
 
     @works
     @rule(data=st.data(), free=st.integers(0, 500))
