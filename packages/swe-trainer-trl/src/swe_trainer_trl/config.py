@@ -8,9 +8,10 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from swe_core.api.component import Config
+from swe_core.bundles import merged
 from swe_trainer_trl.normalization import Normalize
 from swe_trainer_trl.overlong import Overlong
-from swe_trainer_trl.presets import load_preset, overlay
+from swe_trainer_trl.presets import load_preset
 
 
 class ServerOptions(Config):
@@ -228,5 +229,5 @@ class TRLConfig(Config):
     def _with_preset(cls, values: Any) -> Any:
         """Lay the user's settings over those of the preset."""
         if isinstance(values, Mapping) and isinstance(values.get("preset"), str):
-            return overlay(load_preset(values["preset"]), values)
+            return merged(load_preset(values["preset"]), values)
         return values

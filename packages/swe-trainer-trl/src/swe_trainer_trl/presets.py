@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -32,13 +31,3 @@ def load_preset(name: str) -> dict[str, Any]:
         hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names)}"
         raise ConfigError(f"worker.trl.preset: there is no preset {name!r}; {hint}")
     return tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
-
-
-def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` overlaid by `top`: tables are merged, other values of `top` replace those of `base`."""
-    merged = dict(base)
-    for key, value in top.items():
-        below = merged.get(key)
-        both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[key] = overlay(below, value) if both else value  # type: ignore[arg-type]  # narrowed by `both`
-    return merged
