@@ -1,129 +1,159 @@
-"""Finished: what the facts of a run need of a rollout. `Rollout` has it, and the viewer's short form."""
+"""RolloutHead: a finished rollout without the statuses of its tests, in little memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, TypeAdapter
 
 from swe_core.api.grader import TamperKind
-from swe_core.api.records import Budget, Outcome
+from swe_core.api.records import EVALUATION, Budget, Outcome, Rollout
 from swe_core.errors import Boundary
 
-
-class FinishedFailure(Protocol):
-    """As `swe_core.api.records.Failure`."""
-
-    @property
-    def boundary(self) -> Boundary: ...
-    @property
-    def type(self) -> str: ...
-    @property
-    def message(self) -> str: ...
+_GROUP = re.compile(r"-g(\d+)-\d+(-\d+)?")
+"""What follows the task in a rollout's id in a training: group, attempt, and a number if it ran again."""
+_MAX_MESSAGE = 2_000
+_PART = re.compile(r"[^/\\\0]{1,255}")
 
 
-class FinishedUsage(Protocol):
-    """As `swe_core.api.engine.Usage`."""
-
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def completion_tokens(self) -> int: ...
-
-
-class FinishedTampering(Protocol):
-    """As `swe_core.api.grader.Tampering`."""
-
-    @property
-    def kind(self) -> TamperKind: ...
+def is_path_part(text: object) -> bool:
+    """Return whether a value is a text that can be one part of a path, and of a URL."""
+    if not isinstance(text, str) or text in (".", "..") or not _PART.fullmatch(text):
+        return False
+    try:
+        return text.isascii() or len(text.encode()) <= 255
+    except UnicodeEncodeError:  # the name of a file that is no UTF-8
+        return False
 
 
-class FinishedSuspicion(Protocol):
-    """As `swe_core.api.grader.Suspicion`."""
-
-    @property
-    def kind(self) -> str: ...
-
-
-class FinishedGrade(Protocol):
-    """As `swe_core.api.grader.Grade`."""
-
-    @property
-    def resolved(self) -> bool: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def unchecked(self) -> str: ...
-    @property
-    def tampering(self) -> Sequence[FinishedTampering]: ...
-    @property
-    def suspicious(self) -> Sequence[FinishedSuspicion]: ...
+def _checked(text: str) -> str:
+    if not is_path_part(text):
+        raise ValueError("it is no name")
+    return text
 
 
-class FinishedPhases(Protocol):
-    """As `swe_core.api.records.Phases`."""
-
-    @property
-    def open(self) -> float | None: ...
-    @property
-    def prepare(self) -> float | None: ...
-    @property
-    def agent(self) -> float | None: ...
-    @property
-    def export(self) -> float | None: ...
-    @property
-    def grade(self) -> float | None: ...
+Name = Annotated[str, AfterValidator(_checked)]
+Message = Annotated[str, AfterValidator(lambda text: text[:_MAX_MESSAGE])]
+Seconds = Annotated[float, BeforeValidator(lambda text: datetime.fromisoformat(text).timestamp())]
+"""A time in a record, as seconds since the epoch."""
 
 
-class FinishedSandbox(Protocol):
-    """As `swe_core.api.records.SandboxTime`."""
-
-    @property
-    def flavor(self) -> str | None: ...
-    @property
-    def sandboxes(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
+@dataclass(frozen=True, slots=True)
+class HeadFailure:
+    boundary: Boundary
+    type: str
+    message: Message
 
 
-class FinishedTry(Protocol):
-    """As `swe_core.api.records.Retried`."""
-
-    @property
-    def failure(self) -> FinishedFailure: ...
-    @property
-    def usage(self) -> FinishedUsage: ...
-    @property
-    def seconds(self) -> float: ...
+@dataclass(frozen=True, slots=True)
+class HeadUsage:
+    prompt_tokens: int
+    completion_tokens: int
 
 
-class Finished(Protocol):
-    """A finished rollout, as `swe_core.api.records.Rollout`."""
+@dataclass(frozen=True, slots=True)
+class HeadPhases:
+    open: float | None = None
+    prepare: float | None = None
+    agent: float | None = None
+    export: float | None = None
+    grade: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTampering:
+    kind: TamperKind
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSuspicion:
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeadGrade:
+    resolved: bool
+    reason: Message
+    unchecked: str = ""
+    tampering: tuple[HeadTampering, ...] = ()
+    suspicious: tuple[HeadSuspicion, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSandbox:
+    flavor: str | None
+    sandboxes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTry:
+    failure: HeadFailure
+    usage: HeadUsage
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLedger:
+    sampled: int
+    trainable: int
+    dropped: Mapping[str, int]
+    chains: int
+    forks: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutHead:
+    """What lists of rollouts show, and what the facts of a run need. The fields are those of `Rollout`."""
+
+    id: Name
+    task_id: Name
+    attempt: int
+    agent: str
+    sandbox: str
+    engine: str
+    model: str
+    outcome: Outcome
+    reward: float | None
+    unshaped_reward: float | None
+    evaluation: int | None = None
+    cancelled_as: str | None = None
+    ended_by: Budget | None = None
+    failure: HeadFailure | None = None
+    grade: HeadGrade | None = None
+    turns: int
+    usage: HeadUsage
+    ledger: HeadLedger | None = None
+    phases: HeadPhases
+    sandboxes: tuple[HeadSandbox, ...] = ()
+    retried: tuple[HeadTry, ...] = ()
+    patch_bytes: int
+    started_at: Seconds
+    seconds: float
 
     @property
-    def task_id(self) -> str: ...
+    def group(self) -> str:
+        """Return the key of its group: `g<number>` in a training, else its task."""
+        own = self.id.startswith(self.task_id)
+        found = _GROUP.fullmatch(self.id, len(self.task_id)) if own else None
+        return f"g{found[1]}" if found else self.task_id
+
     @property
-    def sandbox(self) -> str: ...
+    def interrupted(self) -> bool:
+        """Return whether a signal cancelled it, so that a resumed run runs it again."""
+        return self.outcome == "cancelled" and self.cancelled_as is None
+
     @property
-    def outcome(self) -> Outcome: ...
-    @property
-    def evaluation(self) -> int | None: ...
-    @property
-    def cancelled_as(self) -> str | None: ...
-    @property
-    def ended_by(self) -> Budget | None: ...
-    @property
-    def failure(self) -> FinishedFailure | None: ...
-    @property
-    def grade(self) -> FinishedGrade | None: ...
-    @property
-    def turns(self) -> int: ...
-    @property
-    def usage(self) -> FinishedUsage: ...
-    @property
-    def phases(self) -> FinishedPhases: ...
-    @property
-    def sandboxes(self) -> Sequence[FinishedSandbox]: ...
-    @property
-    def retried(self) -> Sequence[FinishedTry]: ...
-    @property
-    def seconds(self) -> float: ...
+    def not_trained(self) -> str | None:
+        """Return why no token of it is trained, as `swe_core.api.records.Rollout.not_trained`."""
+        if self.reward is None:
+            return self.cancelled_as or self.outcome
+        return None if self.evaluation is None else EVALUATION
+
+
+Finished = Rollout | RolloutHead
+HEAD = TypeAdapter(RolloutHead)

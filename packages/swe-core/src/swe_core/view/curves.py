@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal
 
+from swe_core.report.finished import RolloutHead
 from swe_core.report.training_metrics import Metric, Metrics
 from swe_core.rollout.run_directory import RunInfo
 from swe_core.rollout.training_records import Evaluation
 from swe_core.system.printable import printable
-from swe_core.view.heads import Head
 
 _SECTIONS = {
     "": "Training",
@@ -83,7 +83,7 @@ class Section:
     charts: tuple[Chart, ...]
 
 
-def over_rollouts(info: RunInfo, rollouts: Sequence[Head]) -> tuple[Chart, ...]:
+def over_rollouts(info: RunInfo, rollouts: Sequence[RolloutHead]) -> tuple[Chart, ...]:
     """Return the charts over the time at which rollouts finished."""
     if not rollouts:
         return ()
@@ -94,7 +94,7 @@ def over_rollouts(info: RunInfo, rollouts: Sequence[Head]) -> tuple[Chart, ...]:
     x = [at / seconds for at in finished]
     x_label = f"{unit} since the run began"
 
-    def chart(title: str, value: Callable[[Head], float | None], *, share: bool = False) -> Chart:
+    def chart(title: str, value: Callable[[RolloutHead], float | None], *, share: bool = False) -> Chart:
         found = [
             (at, one) for at, rollout in zip(x, ordered, strict=True) if (one := value(rollout)) is not None
         ]
@@ -180,7 +180,7 @@ def every_of(count: int) -> int:
     return max(1, math.ceil(count / MAX_POINTS))
 
 
-def _outcomes(ordered: Sequence[Head], x: Sequence[float], x_label: str) -> Chart:
+def _outcomes(ordered: Sequence[RolloutHead], x: Sequence[float], x_label: str) -> Chart:
     lines = []
     for outcome in _SHOWN:
         counts = list(accumulate(float(rollout.outcome == outcome) for rollout in ordered))
@@ -189,7 +189,7 @@ def _outcomes(ordered: Sequence[Head], x: Sequence[float], x_label: str) -> Char
     return Chart("Outcomes", "Rollouts that have finished.", x_label, tuple(lines))
 
 
-def _resolved(rollout: Head) -> float | None:
+def _resolved(rollout: RolloutHead) -> float | None:
     return float(rollout.outcome == "resolved") if rollout.outcome in ("resolved", "unresolved") else None
 
 

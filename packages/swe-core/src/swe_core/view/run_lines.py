@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swe_core.report.facts import without_evaluations
+from swe_core.report.finished import RolloutHead
 from swe_core.report.statistics import PassAtK, estimates, task_results
-from swe_core.view.heads import Head
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class RunLine:
     first: PassAtK | None
 
     @classmethod
-    def of(cls, heads: Sequence[Head]) -> RunLine:
+    def of(cls, heads: Sequence[RolloutHead]) -> RunLine:
         """Return the line of a run with these finished rollouts, of which evaluations do not count."""
         counting = without_evaluations(heads)
         passes = estimates(task_results(counting))

@@ -9,9 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from swe_core.errors import UsageError
+from swe_core.report.finished import RolloutHead, is_path_part
 from swe_core.rollout.run_directory import FOLDERS, RUN_FILE, RunDirectory
 from swe_core.rollout.run_list import State, run_state
-from swe_core.view.heads import Head, Heads, is_path_part
+from swe_core.view.heads import Heads
 from swe_core.view.run_lines import RunLine
 from swe_core.view.training import Training
 
@@ -70,7 +71,7 @@ class ShownRun:
             return []
         return sorted(name for name in begun if is_path_part(name) and self.heads.get(name) is None)
 
-    def head(self, rollout_id: str) -> Head | None:
+    def head(self, rollout_id: str) -> RolloutHead | None:
         """Return the head of a rollout; None if it has begun and is not finished.
 
         Raises:
@@ -81,9 +82,9 @@ class ShownRun:
             raise NotShown(f"The run {self.name!r} has no rollout {rollout_id!r}.")
         return head
 
-    def groups(self) -> Mapping[str, Sequence[Head]]:
+    def groups(self) -> Mapping[str, Sequence[RolloutHead]]:
         """Return the attempts of each group, by its key, in the order in which groups began to finish."""
-        found: dict[str, list[Head]] = {}
+        found: dict[str, list[RolloutHead]] = {}
         for head in self.heads.all():
             found.setdefault(head.group, []).append(head)
         return found

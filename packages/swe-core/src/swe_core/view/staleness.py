@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from swe_core.report.finished import RolloutHead
 from swe_core.rollout.run_directory import FOLDERS, TURNS_FILE
 from swe_core.system.files import open_below
 from swe_core.system.natural_order import natural_key
-from swe_core.view.heads import Head
 from swe_core.view.site import ShownRun
 
 MAX_SECONDS = 0.3
@@ -42,7 +42,7 @@ class Cancelled:
     rollouts: int
     tokens: int
     seconds: float
-    last: Sequence[Head]
+    last: Sequence[RolloutHead]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class TrainingFacts:
     left_out: dict[str, int]
 
 
-def training_facts(run: ShownRun, heads: Sequence[Head]) -> TrainingFacts | None:
+def training_facts(run: ShownRun, heads: Sequence[RolloutHead]) -> TrainingFacts | None:
     """Return the facts of a training; None for an evaluation."""
     training = run.training
     cancelled = _cancelled(heads)
@@ -109,8 +109,8 @@ def training_facts(run: ShownRun, heads: Sequence[Head]) -> TrainingFacts | None
     )
 
 
-def _cancelled(heads: Sequence[Head]) -> list[Cancelled]:
-    found: dict[str, list[Head]] = {}
+def _cancelled(heads: Sequence[RolloutHead]) -> list[Cancelled]:
+    found: dict[str, list[RolloutHead]] = {}
     for head in heads:
         if head.cancelled_as is not None:
             found.setdefault(head.cancelled_as, []).append(head)

@@ -13,12 +13,13 @@ import orjson
 from markupsafe import Markup
 
 from swe_core.report.facts import CAUSES, facts_of, why, without_evaluations
+from swe_core.report.finished import RolloutHead
 from swe_core.report.training_metrics import read_metrics
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.training_records import read_evaluations
 from swe_core.system.files import write_out
 from swe_core.view.curves import over_evaluations, over_rollouts, over_steps
-from swe_core.view.heads import Head, Heads
+from swe_core.view.heads import Heads
 from swe_core.view.render import Links, Page, render
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def write_page(
     write_out(path, text.encode(errors="replace"), "the page", "--html")
 
 
-def summary_of(run: RunDirectory, heads: list[Head]) -> Mapping[str, Any]:
+def summary_of(run: RunDirectory, heads: list[RolloutHead]) -> Mapping[str, Any]:
     """Return what the templates of a summary get.
 
     Raises:

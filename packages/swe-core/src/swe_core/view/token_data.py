@@ -14,9 +14,9 @@ from swe_core.api.messages import text_of
 from swe_core.api.records import EVALUATION, SUMMARY, Turn, TurnTokens, requests_of
 from swe_core.errors import LedgerError, UsageError
 from swe_core.report.facts import CAUSES
+from swe_core.report.finished import RolloutHead
 from swe_core.rollout.training_records import VOCABULARY_FILE, Vocabulary, read_vocabulary
 from swe_core.tokens.ledger import LOST_NODE, NO_LOGPROBS, RETRIED
-from swe_core.view.heads import Head
 from swe_core.view.site import NotShown, ShownRun
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def token_data(run: ShownRun, rollout_id: str, tried: Tries) -> dict[str, Any]:
     }
 
 
-def tries_of(run: ShownRun, rollout_id: str, head: Head | None) -> Tries:
+def tries_of(run: ShownRun, rollout_id: str, head: RolloutHead | None) -> Tries:
     """Return the tries of a rollout, the last one first.
 
     Args:

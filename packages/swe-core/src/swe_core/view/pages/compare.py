@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from swe_core.report.facts import without_evaluations
+from swe_core.report.finished import RolloutHead
 from swe_core.report.statistics import (
     PairedDifference,
     TaskResult,
@@ -18,7 +19,6 @@ from swe_core.report.statistics import (
 )
 from swe_core.system.natural_order import natural_key
 from swe_core.view.graded import PASSED
-from swe_core.view.heads import Head
 from swe_core.view.render import Page
 from swe_core.view.site import ShownRun, Site
 
@@ -56,7 +56,7 @@ class TaskRow:
     """
 
     task_id: str
-    sides: tuple[Sequence[Head], Sequence[Head]]
+    sides: tuple[Sequence[RolloutHead], Sequence[RolloutHead]]
     results: tuple[TaskResult, TaskResult]
     change: float | None
     tests: Sequence[TestFlip] | None
@@ -120,7 +120,7 @@ def comparable(site: Site, name: str) -> list[str]:
 
 
 def flipped_tests(
-    first: tuple[ShownRun, Sequence[Head]], second: tuple[ShownRun, Sequence[Head]]
+    first: tuple[ShownRun, Sequence[RolloutHead]], second: tuple[ShownRun, Sequence[RolloutHead]]
 ) -> list[TestFlip]:
     """Return the tests that pass in another share of the graded attempts, the largest change first.
 
@@ -137,7 +137,7 @@ def flipped_tests(
     return sorted(found, key=lambda one: -abs(one.first[0] / one.first[1] - one.second[0] / one.second[1]))
 
 
-def _passes(run: ShownRun, heads: Sequence[Head]) -> dict[str, tuple[int, int]]:
+def _passes(run: ShownRun, heads: Sequence[RolloutHead]) -> dict[str, tuple[int, int]]:
     """Return test → attempts that pass it, and attempts that have a status of it."""
     found: dict[str, tuple[int, int]] = {}
     for head in heads:
@@ -149,8 +149,8 @@ def _passes(run: ShownRun, heads: Sequence[Head]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _by_task(heads: Sequence[Head]) -> dict[str, list[Head]]:
-    found: dict[str, list[Head]] = {}
+def _by_task(heads: Sequence[RolloutHead]) -> dict[str, list[RolloutHead]]:
+    found: dict[str, list[RolloutHead]] = {}
     for head in heads:
         found.setdefault(head.task_id, []).append(head)
     for attempts in found.values():
@@ -175,7 +175,7 @@ def _said(difference: PairedDifference | None) -> str:
     return "The interval contains 0: these tasks and attempts do not tell the runs apart."
 
 
-def _side(heads: Sequence[Head]) -> dict[str, object]:
+def _side(heads: Sequence[RolloutHead]) -> dict[str, object]:
     """Return a run in numbers. Means are over its rollouts."""
     heads = without_evaluations(heads)
     number = len(heads) or 1

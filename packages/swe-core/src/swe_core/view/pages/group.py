@@ -11,12 +11,12 @@ from typing import Any
 from swe_core.api.records import Turn
 from swe_core.api.task import TestStatus
 from swe_core.report.facts import why
+from swe_core.report.finished import RolloutHead
 from swe_core.rollout.run_directory import FOLDERS, PATCH_FILE
 from swe_core.rollout.training_records import ClosedGroup, GroupMember
 from swe_core.system.natural_order import natural_key
 from swe_core.view.diff import Patch, patch_at
 from swe_core.view.graded import PASSED
-from swe_core.view.heads import Head
 from swe_core.view.render import Page
 from swe_core.view.site import NotShown, ShownRun, Site
 from swe_core.view.training import Trained, advantages
@@ -56,7 +56,7 @@ class Attempt:
         same: The attempt before it that has the same patch.
     """
 
-    head: Head
+    head: RolloutHead
     why: str
     advantage: float | None
     fate: str
@@ -65,7 +65,7 @@ class Attempt:
     behind: int | None
     statuses: Mapping[str, TestStatus]
     patch: Patch | None
-    same: Head | None
+    same: RolloutHead | None
 
     @property
     def weights(self) -> list[float]:
@@ -83,7 +83,7 @@ def page(site: Site, query: Mapping[str, str], name: str, key: str) -> Page:
     return Page("group.html", partial(_values, run, groups, key), version)
 
 
-def _values(run: ShownRun, groups: Mapping[str, Sequence[Head]], key: str) -> dict[str, Any]:
+def _values(run: ShownRun, groups: Mapping[str, Sequence[RolloutHead]], key: str) -> dict[str, Any]:
     heads = sorted(groups[key], key=lambda head: (head.attempt, natural_key(head.id)))
     closed = run.training.groups.get(key)
     attempts = _attempts(run, heads[:MAX_ATTEMPTS], heads, closed)
@@ -115,7 +115,7 @@ def _values(run: ShownRun, groups: Mapping[str, Sequence[Head]], key: str) -> di
     }
 
 
-def _zeroed(heads: Sequence[Head], closed: ClosedGroup | None) -> Mapping[str, float | None]:
+def _zeroed(heads: Sequence[RolloutHead], closed: ClosedGroup | None) -> Mapping[str, float | None]:
     """Return rollout → reward as the group compared it; empty where that is each rollout's own."""
     compared = {} if closed is None else {one.rollout_id: one.reward for one in closed.members}
     own = {head.id: head.reward for head in heads}
@@ -129,7 +129,7 @@ def paths(site: Site) -> Iterator[tuple[str, ...]]:
             yield run.name, key
 
 
-def why_advantages(heads: Sequence[Head], closed: ClosedGroup | None, *, training: bool) -> str:
+def why_advantages(heads: Sequence[RolloutHead], closed: ClosedGroup | None, *, training: bool) -> str:
     """Return why the advantages of a group are what they are, in sentences.
 
     Args:
@@ -177,7 +177,7 @@ def why_advantages(heads: Sequence[Head], closed: ClosedGroup | None, *, trainin
 
 
 def _attempts(
-    run: ShownRun, shown: Sequence[Head], heads: Sequence[Head], closed: ClosedGroup | None
+    run: ShownRun, shown: Sequence[RolloutHead], heads: Sequence[RolloutHead], closed: ClosedGroup | None
 ) -> list[Attempt]:
     scored = [head for head in heads if head.reward is not None]
     computed = dict(
@@ -189,7 +189,7 @@ def _attempts(
     )
     members = {} if closed is None else {one.rollout_id: one for one in closed.members}
     found: list[Attempt] = []
-    patches: dict[bytes, Head] = {}
+    patches: dict[bytes, RolloutHead] = {}
     for head in shown:
         member = members.get(head.id)
         rows = run.training.rows_of(head.id)
@@ -215,7 +215,7 @@ def _attempts(
     return found
 
 
-def _fate(head: Head, closed: ClosedGroup | None, member: GroupMember | None) -> str:
+def _fate(head: RolloutHead, closed: ClosedGroup | None, member: GroupMember | None) -> str:
     """Return why an attempt is not trained; empty where no trainer says it."""
     if head.cancelled_as is not None:
         return f"it was cancelled as {head.cancelled_as}"
@@ -229,7 +229,7 @@ def _fate(head: Head, closed: ClosedGroup | None, member: GroupMember | None) ->
 
 
 def _advantage(
-    head: Head, closed: ClosedGroup | None, rows: Sequence[Trained], computed: Mapping[str, float]
+    head: RolloutHead, closed: ClosedGroup | None, rows: Sequence[Trained], computed: Mapping[str, float]
 ) -> float | None:
     """Return the advantage that the trainer recorded, or else the computed one."""
     if rows:

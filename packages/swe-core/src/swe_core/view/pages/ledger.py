@@ -10,11 +10,11 @@ from typing import Any
 
 from swe_core.api.records import Turn
 from swe_core.report.facts import CAUSES
+from swe_core.report.finished import RolloutHead
 from swe_core.rollout.training_account import training_account
 from swe_core.system.natural_order import natural_key
 from swe_core.system.printable import printable
 from swe_core.tokens.ledger import NO_LOGPROBS
-from swe_core.view.heads import Head
 from swe_core.view.render import Page
 from swe_core.view.site import NotShown, ShownRun, Site
 from swe_core.view.token_data import reason_sentence, tries_of
@@ -68,7 +68,7 @@ def page(site: Site, query: Mapping[str, str], name: str) -> Page:
     return Page("ledger.html", partial(_values, run, heads), version)
 
 
-def _values(run: ShownRun, heads: Sequence[Head]) -> dict[str, Any]:
+def _values(run: ShownRun, heads: Sequence[RolloutHead]) -> dict[str, Any]:
     sampled = trainable = chains = 0
     dropped: Counter[str] = Counter()
     forks: Counter[str] = Counter()
@@ -181,7 +181,7 @@ def _line(turn: Turn, no_reward: str | None) -> TurnLine:
     return TurnLine(turn, sampled, trainable, dropped)
 
 
-def _proof(run: ShownRun, head: Head | None) -> tuple[bool | None, str]:
+def _proof(run: ShownRun, head: RolloutHead | None) -> tuple[bool | None, str]:
     """Return whether the calls on disk prove the ledger, and a sentence; None if it was not checked."""
     if head is None:
         return None, "The rollout is not finished, so it has no ledger yet."
@@ -195,7 +195,7 @@ def _proof(run: ShownRun, head: Head | None) -> tuple[bool | None, str]:
     return True, "The rows were built again from the calls on disk, and they give the numbers of the record."
 
 
-def _fates(run: ShownRun, heads: Sequence[Head]) -> dict[str, str]:
+def _fates(run: ShownRun, heads: Sequence[RolloutHead]) -> dict[str, str]:
     """Return rollout → what the trainer did with its trainable tokens; empty without a trainer."""
     training = run.training
     if not training:
@@ -211,7 +211,7 @@ def _fates(run: ShownRun, heads: Sequence[Head]) -> dict[str, str]:
     return found
 
 
-def _summed(run: ShownRun, heads: Sequence[Head], fate_of: Mapping[str, str]) -> list[Part]:
+def _summed(run: ShownRun, heads: Sequence[RolloutHead], fate_of: Mapping[str, str]) -> list[Part]:
     """Return the trainable tokens by what the trainer did with them."""
     tokens: Counter[str] = Counter()
     rollouts: Counter[str] = Counter()
@@ -247,7 +247,7 @@ _FATES: Mapping[str, str] = {
 
 
 def _rows(
-    heads: Sequence[Head],
+    heads: Sequence[RolloutHead],
     reasons: Sequence[Part],
     causes: Sequence[Part],
     fate_at: Mapping[str, int],

@@ -9,11 +9,11 @@ from typing import Any
 
 from swe_core.api.records import Retried
 from swe_core.report.facts import why
+from swe_core.report.finished import RolloutHead
 from swe_core.rollout.run_directory import FOLDERS, PATCH_FILE, TRANSCRIPT_FILE, TURNS_FILE
 from swe_core.view.diff import OPEN_LINES, patch_at
 from swe_core.view.excerpts import Excerpts, tail_of
 from swe_core.view.graded import graded_tests
-from swe_core.view.heads import Head
 from swe_core.view.render import Page
 from swe_core.view.site import NotShown, ShownRun, Site
 from swe_core.view.timing import timing_of
@@ -68,7 +68,7 @@ def paths_of_tries(site: Site) -> Iterator[tuple[str, ...]]:
 
 
 def _values(
-    run: ShownRun, rollout_id: str, head: Head | None, folder: Path, lost: Retried | None, version: str
+    run: ShownRun, rollout_id: str, head: RolloutHead | None, folder: Path, lost: Retried | None, version: str
 ) -> dict[str, Any]:
     record = run.heads.record(head) if head is not None else None
     turns = run.directory.turns(rollout_id, "" if lost is None else folder.name)
@@ -108,11 +108,11 @@ def _values(
     }
 
 
-def _neighbours(run: ShownRun, head: Head | None) -> tuple[Head | None, Head | None]:
+def _neighbours(run: ShownRun, head: RolloutHead | None) -> tuple[RolloutHead | None, RolloutHead | None]:
     """Return the attempts of its group before and after a rollout."""
     if head is None:
         return None, None
-    group: Sequence[Head] = sorted(run.groups()[head.group], key=lambda one: (one.attempt, one.id))
+    group: Sequence[RolloutHead] = sorted(run.groups()[head.group], key=lambda one: (one.attempt, one.id))
     at = next(place for place, one in enumerate(group) if one.id == head.id)
     return group[at - 1] if at else None, group[at + 1] if at + 1 < len(group) else None
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from swe_core.api.records import Phases
 from swe_core.report.facts import why
+from swe_core.report.finished import RolloutHead
 from swe_core.rollout.run_list import State
 from swe_core.system.natural_order import natural_key
 from swe_core.system.printable import printable
-from swe_core.view.heads import Head, HeadPhases
 from swe_core.view.pages.compare import comparable
 from swe_core.view.render import Page, duration
 from swe_core.view.site import ShownRun, Site
@@ -53,7 +54,7 @@ def paths(site: Site) -> Iterator[tuple[str, ...]]:
         yield (name,)
 
 
-def lanes(heads: Sequence[Head]) -> list[dict[str, Any]]:
+def lanes(heads: Sequence[RolloutHead]) -> list[dict[str, Any]]:
     """Return a lane per rollout: its phases as `(name, start, seconds)`, in seconds of its own time.
 
     Phases follow each other. What is left at the end is time between phases, and of lost tries.
@@ -62,7 +63,8 @@ def lanes(heads: Sequence[Head]) -> list[dict[str, Any]]:
     found = []
     for head in heads:
         parts, at = [], 0.0
-        for phase, seconds in zip(HeadPhases._fields, head.phases, strict=True):
+        for phase in Phases.model_fields:
+            seconds: float | None = getattr(head.phases, phase)
             if seconds is not None:
                 parts.append((phase, at, seconds))
                 at += seconds
@@ -109,5 +111,5 @@ def _shown(name: str) -> tuple[str, ...]:
     return () if shown == name else (shown,)
 
 
-def _reason(head: Head) -> str:
+def _reason(head: RolloutHead) -> str:
     return printable(why(head)[:_MAX_REASON])

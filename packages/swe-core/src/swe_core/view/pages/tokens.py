@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from swe_core.view.heads import Head
+from swe_core.report.finished import RolloutHead
 from swe_core.view.render import Page
 from swe_core.view.site import NotShown, ShownRun, Site
 from swe_core.view.token_data import Tries, token_data, tries_of
@@ -19,7 +19,7 @@ def page(site: Site, query: Mapping[str, str], name: str, rollout_id: str) -> Pa
     return Page("tokens.html", {"here": "tokens", **values(run, rollout_id, head, tried)})
 
 
-def values(run: ShownRun, rollout_id: str, head: Head | None, tried: Tries) -> dict[str, Any]:
+def values(run: ShownRun, rollout_id: str, head: RolloutHead | None, tried: Tries) -> dict[str, Any]:
     """Return what the templates of tokens and chains get.
 
     Raises:
