@@ -192,7 +192,7 @@ def test_help_loads_no_plugin(allowed: str, commands: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", HELP], env=env, capture_output=True, text=True, check=True)
     *lines, loaded = done.stdout.splitlines()
     assert loaded == "loaded:"
-    after = lines[lines.index(next(line for line in lines if line.startswith("  new "))) + 1 :]
+    after = lines[lines.index(next(line for line in lines if line.startswith("  config "))) + 1 :]
     assert [line.split()[0] for line in after] == commands
 
 
