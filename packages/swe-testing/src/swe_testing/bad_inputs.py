@@ -58,6 +58,7 @@ def refuse(
         from swe_core.cli import main
 
         monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
         for name, text in case.files.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text)
