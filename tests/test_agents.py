@@ -68,6 +68,7 @@ def solve(swe_core: SweCore, scripted: Scripted, tokenizer: PreTrainedTokenizerB
 
 
 @pytest.mark.parametrize("agent", FAST)
+@pytest.mark.slow
 async def test_agent_of_each_dialect_solves_a_task_in_one_row(agent: str, solve: Solve) -> None:
     found = await solve(agent)
     assert (found.dropped, found.auxiliary) == ({}, {})

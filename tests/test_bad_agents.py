@@ -33,6 +33,7 @@ MORE_AGENTS = [
     ("agent", "outcome", "boundary", "says"),
     [*AGENTS, *(pytest.param(*agent, marks=pytest.mark.slow) for agent in MORE_AGENTS)],
 )
+@pytest.mark.slow
 def test_bad_agent_is_data(
     swe_core: SweCore, sandbox: str, agent: str, outcome: str, boundary: str | None, says: str
 ) -> None:

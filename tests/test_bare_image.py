@@ -79,6 +79,7 @@ async def run_bare(agent: BundledAgent, image: str, *script: str | Run) -> Trial
         pytest.param(Python(("3.11", "3.12")), id="python"),
     ],
 )
+@pytest.mark.slow
 async def test_static_agent_reaches_its_endpoint(bare_image: str, busybox: Path, interpreter: Part) -> None:
     trial = await run_bare(Static(busybox, interpreter), bare_image, "hello yourself")
     assert trial.failure is None

@@ -72,6 +72,7 @@ def echo(shift: int) -> RecordedReply:
     return say(f"{text}.", reasoning_content=f"{text}!", unheard_of=text, **more)
 
 
+@pytest.mark.slow
 async def test_openai(swe_core: SweCore, tmp_path: Path) -> None:
     replies = [echo(shift) for shift in range(len(CANARY)) for _ in ("whole", "streamed")]
     async with ScriptedProvider([*replies, say("done")], piece=len(CANARY)) as provider:
@@ -95,6 +96,7 @@ def sampled(shift: int) -> str:
 
 
 @pytest.mark.parametrize("key", [CANARY, pytest.param(OTHER, marks=pytest.mark.slow)])
+@pytest.mark.slow
 async def test_vllm(swe_core: SweCore, scripted: Scripted, tmp_path: Path, key: str) -> None:
     """The ids are those that were sampled, and each turn continues the ids of the one before."""
     replies = [*map(sampled, range(6)), "done"]

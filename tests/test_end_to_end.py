@@ -55,6 +55,7 @@ def test_pi_fixes_the_demo_tasks_from_recorded_replies(swe_core: SweCore, sandbo
 
 
 @pytest.mark.usefixtures("local_sandbox")
+@pytest.mark.slow
 def test_core_alone_runs_without_arguments(swe_core: SweCore) -> None:
     done = swe_core()
     assert done.code == 0, done.stderr
@@ -71,6 +72,7 @@ def test_gold_patches_resolve_and_no_patch_does_not(swe_core: SweCore, sandbox: 
 
 
 @pytest.mark.usefixtures("local_sandbox")
+@pytest.mark.slow
 def test_many_attempts_report_and_json(swe_core: SweCore, command: Command) -> None:
     done = swe_core("--task", TASK, "--attempts", "3", "--concurrency", "2", "--json")
     summary = json.loads(done.stdout)
@@ -84,6 +86,7 @@ def test_many_attempts_report_and_json(swe_core: SweCore, command: Command) -> N
 
 @pytest.mark.usefixtures("local_sandbox")
 @pytest.mark.anyio
+@pytest.mark.slow
 async def test_openai_compatible_provider_answers_and_the_key_stays_on_the_host(
     swe_core: SweCore, tmp_path: Path
 ) -> None:
@@ -173,6 +176,7 @@ async def test_unusable_provider_is_reported_before_anything_is_opened(swe_core:
 
 @pytest.mark.usefixtures("local_sandbox")
 @pytest.mark.anyio
+@pytest.mark.slow
 async def test_black_box_mode_hands_over_the_chosen_key_and_says_so(swe_core: SweCore) -> None:
     async with ScriptedProvider([call_tool("bash", {"command": CHANGE}), say("done")], key=KEY) as provider:
         done = await in_thread(
@@ -221,6 +225,7 @@ def listener() -> Iterator[int]:
     ],
     indirect=["sandbox"],
 )
+@pytest.mark.slow
 def test_agent_reaches_its_endpoint_and_nothing_else(
     swe_core: SweCore, sandbox: str, network: str, listener: int
 ) -> None:
@@ -248,6 +253,7 @@ def host_address() -> str:
 
 
 @pytest.mark.usefixtures("local_sandbox")
+@pytest.mark.slow
 def test_run_continues_without_a_reader_of_its_output(tmp_path: Path) -> None:
     """`swe-core run … 2>&1 | head -1` ends the reader, not the run."""
     command = f"{PROGRAM} run --agent nop --task {TASK} --out {tmp_path / 'run'} 2>&1 | head -1"
@@ -299,6 +305,7 @@ def test_ctrl_c_records_what_was_running_and_leaves_nothing(
     assert leftovers(scratch, process.pid) == []
 
 
+@pytest.mark.slow
 def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path, sandbox: str) -> None:
     out = tmp_path / "run"
     args = ("--agent", "nop", "--sandbox", sandbox, "--concurrency", "1", "--out", str(out))

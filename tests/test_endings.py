@@ -46,6 +46,7 @@ def _patch(done: Done) -> str:
     return (done.out / "rollouts" / done.only["id"] / "patch.diff").read_text()
 
 
+@pytest.mark.slow
 def test_agent_that_submits_is_ended_and_graded(ends: Ends, tmp_path: Path) -> None:
     done = ends("submit")
     rollout = _record(done)
@@ -70,6 +71,7 @@ def test_agent_that_submits_is_ended_and_graded(ends: Ends, tmp_path: Path) -> N
         pytest.param("dawdle", "budget.wall=10", "wall", 1, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_budget_ends_the_agent_without_a_failure(
     ends: Ends, agent: str, setting: str, ended_by: str, turns: int
 ) -> None:
@@ -82,6 +84,7 @@ def test_budget_ends_the_agent_without_a_failure(
 
 @pytest.mark.engine
 @pytest.mark.anyio
+@pytest.mark.slow
 async def test_budget_above_the_models_context_is_reported(
     swe_core: SweCore, scripted: Scripted, tmp_path: Path
 ) -> None:

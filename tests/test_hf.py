@@ -100,6 +100,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 @pytest.mark.pi
 @pytest.mark.engine
+@pytest.mark.slow
 async def test_pi_fixes_a_bug_whatever_goes_wrong_on_the_way(
     swe_core: SweCore, hf: LocalHF, scripted: Scripted, task: Task, asked: Asked
 ) -> None:

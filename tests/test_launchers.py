@@ -67,6 +67,7 @@ def one_sentence(done: Done, *parts: str) -> None:
 
 
 @pytest.mark.usefixtures("local_sandbox")
+@pytest.mark.slow
 def test_launcher_is_asked_outside_any_event_loop_with_settings_that_make_the_same_plan(
     launched: Launched,
 ) -> None:
@@ -105,6 +106,7 @@ def test_interruption_before_the_run_directory_exists(launched: Launched) -> Non
 
 
 @pytest.mark.usefixtures("local_sandbox")
+@pytest.mark.slow
 def test_interrupted_run_resumes(launched: Launched) -> None:
     """`--resume` alone: recorded settings, with those of the command line and the environment above them."""
     first = launched(*training("interrupted", **{"run.concurrency": 2, "limits.grade": 77}))

@@ -33,6 +33,7 @@ def unhurried(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("local_sandbox")
+@pytest.mark.slow
 def test_terminal_shows_a_line_per_running_rollout_and_a_summary(tmp_path: Path, unhurried: Path) -> None:
     program = str(Path(sys.executable).parent / "swe-core")
     command = [program, "run", "--task", TASK, "--attempts", "2", "--concurrency", "1"]

@@ -55,6 +55,7 @@ def client(url: str) -> Any:
     return generic_client.GenericEnvClient(base_url=url, message_timeout_s=600)
 
 
+@pytest.mark.slow
 def test_killed_server_answers_for_finished_episodes(warm: Warm, scratch: Path, tmp_path: Path) -> None:
     """It is killed in the middle of another episode, which runs again after the restart."""
     out = tmp_path / "run"
@@ -119,6 +120,7 @@ def test_many_clients_have_an_episode_of_pi_each_at_once(warm: Warm, scratch: Pa
     assert all(record.turns >= 3 for record in records)
 
 
+@pytest.mark.slow
 def test_server_that_cannot_listen_says_why(command: Command, tmp_path: Path) -> None:
     where = ("--out", str(tmp_path / "run"), "--host", "192.0.2.1", "--port", "0")
     done = command("openenv", "serve", *where, "--set", "sandbox.local.unisolated=true")

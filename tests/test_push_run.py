@@ -27,6 +27,7 @@ def rows(hf: LocalHF) -> list[dict[str, Any]]:
     return [row for data in shards for row in pq.read_table(io.BytesIO(data)).to_pylist()]
 
 
+@pytest.mark.slow
 def test_killed_run_resumes_and_pushes(
     tmp_path: Path, threaded_hf: LocalHF, warm: Warm, command: Command
 ) -> None:

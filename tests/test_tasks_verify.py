@@ -151,6 +151,7 @@ NOTHING = """--- /dev/null
 
 
 @pytest.mark.usefixtures("local_sandbox")
+@pytest.mark.slow
 def test_error_names_the_problem_of_a_task(
     verify: Verify, rows: Any, tmp_path: Path, swe_core: SweCore
 ) -> None:
@@ -236,6 +237,7 @@ def swe_graders():
         pytest.param(signal.SIGINT, id="interrupted"),
     ],
 )
+@pytest.mark.slow
 def test_finished_rollouts_are_not_lost(
     verify: Verify,
     warm: Warm,

@@ -58,6 +58,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.anyio
+@pytest.mark.slow
 async def test_only_the_gold_patch_is_resolved(folder: Path) -> None:
     (task,) = Folders(FoldersConfig(path=folder)).tasks()
     spec = SandboxSpec(repository=task.repository, workdir=task.workdir).for_grading()

@@ -30,6 +30,7 @@ async def sandbox(pi_bundle: Path, tmp_path: Path) -> AsyncIterator[Sandbox]:
         yield opened
 
 
+@pytest.mark.slow
 async def test_pi_works_in_a_sandbox_that_reaches_nothing_but_its_endpoint(
     llm: ScriptedLLM, sandbox: Sandbox
 ) -> None:

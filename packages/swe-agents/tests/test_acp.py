@@ -41,6 +41,7 @@ async def run(agent: AcpAgent, *script: Scripted, **more: Any) -> Trial:
     return await run_once(agent, ScriptedModel(*script), **more)
 
 
+@pytest.mark.slow
 async def test_acp_takes_turns_and_joins_the_pieces_of_a_text() -> None:
     trial = await run(Small(follow_ups=("And now?",)), "first", "second")
     assert trial.failure is None

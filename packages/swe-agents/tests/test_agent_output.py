@@ -220,6 +220,7 @@ JSON = st.recursive(
 
 @pytest.mark.parametrize("agent", PYTHON, ids=lambda agent: agent.name)
 @given(line=st.text() | JSON.map(json.dumps))
+@pytest.mark.slow
 def test_no_line_raises_and_every_event_can_be_written(agent: AgentSpec, line: str) -> None:
     check_line(agent, line)
 

@@ -53,6 +53,7 @@ def run(tmp_path: Path, scratch: Path, *args: str, code: str = "") -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_without_ray(tmp_path: Path, scratch: Path) -> None:
     """What does not need it works, and the executor says what to install."""
     blocked = "import sys; sys.modules['ray'] = None"

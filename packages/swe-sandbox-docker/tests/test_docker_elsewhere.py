@@ -65,6 +65,7 @@ def unused(engine: docker.APIClient) -> Iterator[set[str]]:
 
 @pytest.mark.anyio
 @pytest.mark.docker
+@pytest.mark.slow
 async def test_asset_is_copied_once_for_all(
     elsewhere: None, engine: docker.APIClient, unused: set[str], docker_image: str, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ RESULT = "printf '%s\\n' '=== short test summary info ===' '{} t'"
         pytest.param("the shell", "FAILED", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 async def test_failure_is_caused_by_the_patch(
     provider: DockerProvider,
     docker_image: str,

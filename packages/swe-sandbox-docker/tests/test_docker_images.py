@@ -171,6 +171,7 @@ async def test_image_that_is_unavailable(
         await opening(provider, image)
 
 
+@pytest.mark.slow
 async def test_image_of_the_demo_is_built_once_for_all_who_wait(
     provider: DockerProvider,
     engine: docker.APIClient,
@@ -196,6 +197,7 @@ async def test_image_of_the_demo_is_built_once_for_all_who_wait(
     assert len(lines) == 4, "one who builds says its start, each step and its end"
 
 
+@pytest.mark.slow
 async def test_pull_once_with_progress_for_all_who_wait(
     provider: DockerProvider,
     engine: docker.APIClient,
@@ -240,6 +242,7 @@ async def test_failed_pull_is_reported_to_all_and_retried_later(provider: Docker
                     tasks.start_soon(one)
 
 
+@pytest.mark.slow
 async def test_cancelled_pull_ends_at_once_and_can_be_done_again(
     provider: DockerProvider, engine: docker.APIClient
 ) -> None:

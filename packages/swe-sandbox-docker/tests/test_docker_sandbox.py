@@ -135,6 +135,7 @@ def user_image(request: pytest.FixtureRequest, docker_image: str, engine: docker
     engine.remove_image(f"{name}:1")
 
 
+@pytest.mark.slow
 async def test_tools_of_a_task_work_for_whichever_user(
     provider: DockerProvider, spec: SandboxSpec, user_image: str, repository: Path
 ) -> None:
@@ -196,6 +197,7 @@ async def test_what_is_missing_is_named(
         pytest.param("chmod 000 /", "does not start again: .*permission denied", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 async def test_code_that_breaks_its_sandbox(
     provider: DockerProvider, spec: SandboxSpec, deed: str, says: str
 ) -> None:
@@ -233,6 +235,7 @@ async def test_shell_of_the_agents_own(
             assert (await sandbox.exec(["true"])).exit_code == 0
 
 
+@pytest.mark.slow
 async def test_command_that_is_killed_while_it_starts_was_killed(
     provider: DockerProvider, spec: SandboxSpec
 ) -> None:
@@ -244,6 +247,7 @@ async def test_command_that_is_killed_while_it_starts_was_killed(
         assert await process.wait() == 137
 
 
+@pytest.mark.slow
 async def test_program_may_print_what_the_runtime_says(provider: DockerProvider, spec: SandboxSpec) -> None:
     async with provider.open(spec) as sandbox:
         text = "OCI runtime exec failed: executable file not found"
@@ -254,6 +258,7 @@ async def test_program_may_print_what_the_runtime_says(provider: DockerProvider,
         assert (await sandbox.exec(["true"], cwd="/no/such/directory")).exit_code == 126
 
 
+@pytest.mark.slow
 async def test_sandbox_that_dies(
     provider: DockerProvider, spec: SandboxSpec, engine: docker.APIClient
 ) -> None:
@@ -318,6 +323,7 @@ async def test_containers_die_with_the_program(
         assert await provider.reap() >= 1
 
 
+@pytest.mark.slow
 async def test_container_whose_connection_is_closed_says_so(
     provider: DockerProvider,
     spec: SandboxSpec,

@@ -127,6 +127,7 @@ def test_allowed_system_calls() -> None:
 
 @pytest.mark.docker
 @pytest.mark.parametrize("network", ["llm", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.slow
 async def test_kernel_applies_it(provider: DockerProvider, spec: SandboxSpec, network: str) -> None:
     known = numbers()
     refused = [name for name in known if name not in ("clone", "socket", "socketpair")]
@@ -139,6 +140,7 @@ async def test_kernel_applies_it(provider: DockerProvider, spec: SandboxSpec, ne
 
 
 @pytest.mark.docker
+@pytest.mark.slow
 async def test_namespaces_and_sockets_are_distinguished_by_their_arguments(
     provider: DockerProvider, spec: SandboxSpec
 ) -> None:
@@ -199,6 +201,7 @@ async def test_engine_without_seccomp_is_refused(
     ],
     ids=("ignored", "refused"),
 )
+@pytest.mark.slow
 async def test_filter_that_is_not_applied_is_found_out(
     provider: DockerProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch, profile: str, says: str
 ) -> None:

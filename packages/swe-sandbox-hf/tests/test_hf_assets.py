@@ -58,6 +58,7 @@ async def use(provider: HfProvider, spec: SandboxSpec) -> None:
         await look(sandbox)
 
 
+@pytest.mark.slow
 async def test_asset_is_uploaded_once(local_hf: LocalHF, with_asset: SandboxSpec, spec: SandboxSpec) -> None:
     """With sandboxes that open at once, one after another, and in another process; and mounted as it was."""
     provider = provider_of()

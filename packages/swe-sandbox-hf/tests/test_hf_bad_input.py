@@ -130,6 +130,7 @@ NO_DIRECTORY = "is not a directory of this host: '/nowhere'$"
         ({"workdir": "/proc/x"}, SandboxError, "cannot prepare the sandbox.*/proc/x"),
     ],
 )
+@pytest.mark.slow
 async def test_task_that_cannot_have_its_sandbox(
     local_hf: LocalHF,
     provider: HfProvider,

@@ -44,6 +44,7 @@ def uses(sandbox: Sandbox, process: Process) -> list[Callable[[], Awaitable[obje
     return [partial(sandbox.exec, ["true"]), write, sandbox.kill_all, process.kill]
 
 
+@pytest.mark.slow
 async def test_command_is_one_call(local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec) -> None:
     """Also with standard input, and with the files of those before it to be removed."""
     async with provider.open(spec) as sandbox:
@@ -55,6 +56,7 @@ async def test_command_is_one_call(local_hf: LocalHF, provider: HfProvider, spec
         assert len((await sh(sandbox, "ls -d /var/tmp/swe-core-*/*")).split()) == 1
 
 
+@pytest.mark.slow
 async def test_pull_relay_survives_every_failure(
     local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, tmp_path: Path
 ) -> None:
@@ -193,6 +195,7 @@ ENDLESS = "yes x | tr -d '\\n'"
     "prints",
     ["yes no-base64", *(pytest.param(one, marks=pytest.mark.slow) for one in (ENDLESS, f"{ENDLESS} >&2"))],
 )
+@pytest.mark.slow
 async def test_shell_that_says_something_else(
     provider: HfProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch, prints: str
 ) -> None:

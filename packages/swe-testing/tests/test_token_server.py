@@ -72,6 +72,7 @@ async def test_logprobs_are_those_of_the_distribution_that_was_sampled(
     assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected.tolist(), abs=1e-4)
 
 
+@pytest.mark.slow
 async def test_whole_and_streamed_replies_are_the_same(url: str) -> None:
     whole = await complete(url, seed=5, temperature=1, max_tokens=200)
     options = {"stream": True, "stream_options": {"include_usage": True}}
@@ -83,6 +84,7 @@ async def test_whole_and_streamed_replies_are_the_same(url: str) -> None:
     assert whole["usage"]["completion_tokens"] == streamed["usage"]["completion_tokens"]
 
 
+@pytest.mark.slow
 async def test_long_prompt_with_a_seed(url: str) -> None:
     """vLLM on CPU crashes on one with its default settings, which chunk the prompt."""
     reply = await complete(url, prompt=PROMPT * 2000, seed=1, max_tokens=2, ignore_eos=True)

@@ -77,6 +77,7 @@ class Interrupted:
             pass
 
 
+@pytest.mark.slow
 def test_interrupt_in_a_destructor_is_raised_all_the_same(
     ended: threading.Event, capfd: pytest.CaptureFixture[str]
 ) -> None:

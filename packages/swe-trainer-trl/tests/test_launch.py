@@ -92,6 +92,7 @@ print(sorted(Watch.seen, key=str), os.environ.get("CUDA_VISIBLE_DEVICES"))
 """
 
 
+@pytest.mark.slow
 def test_trainers_gpu_is_chosen_before_trl_is_imported(tmp_path: Path) -> None:
     """Its import initialises CUDA, which then does not read CUDA_VISIBLE_DEVICES again."""
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}

@@ -47,6 +47,7 @@ def answer(
     return said
 
 
+@pytest.mark.slow
 def test_protocols_are_those_that_we_implement(answer):
     with_one = {"update_model_version": "model_version", "check_health": "stale_after_s"}
     assert answer["worker"] == {

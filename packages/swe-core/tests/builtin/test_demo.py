@@ -119,6 +119,7 @@ def test_demo_has_six_tasks_in_order_of_name(tasks: Mapping[str, Task]) -> None:
     assert {(task.image, task.workdir) for task in tasks.values()} == {("swe-core-demo:1", "/testbed")}
 
 
+@pytest.mark.slow
 def test_demo_tests_pass_with_the_fix_alone(task: Task, checkout: Path) -> None:
     found = graded(task, checkout)
     assert {found[test] for test in task.fail_to_pass} <= {"FAILED", "ERROR"}
@@ -310,6 +311,7 @@ def test_recorded_replies_are_what_the_agent_expects() -> None:
 
 
 @pytest.mark.parametrize("agent", slow_but([None], [None, "mini-swe-agent", "pi"]))
+@pytest.mark.slow
 def test_recorded_replies_resolve_what_the_readme_says(task: Task, agent: str | None, checkout: Path) -> None:
     (line,) = [line for line in lines() if (line.task_id, line.agent) == (task.instance_id, agent)]
     for call in calls(line):

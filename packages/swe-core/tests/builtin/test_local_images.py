@@ -191,6 +191,7 @@ async def test_image_that_cannot_be_run_is_an_error(provider: SandboxProvider, i
     assert "'ghost' is not in its /etc/passwd" in str(await refused(provider, endless))
 
 
+@pytest.mark.slow
 async def test_links_of_an_image_lead_nowhere_else(
     provider: SandboxProvider, image: MakeImage, tmp_path: Path
 ) -> None:
@@ -273,6 +274,7 @@ async def test_repository_of_a_task_needs_no_image(provider: SandboxProvider, tm
         assert (await sandbox.exec(["python3", "-c", ""])).exit_code == 0
 
 
+@pytest.mark.slow
 async def test_registry_is_asked_once(registry: Registry, image: MakeImage, tmp_path: Path) -> None:
     """A second process asks nothing, also where the tag has moved; the digest names what it says."""
     first = registry.push(image(file("which", "first")), "moving:1")
@@ -323,6 +325,7 @@ async def ended(process: subprocess.Popen[bytes]) -> bytes:
     return bytes(out)
 
 
+@pytest.mark.slow
 async def test_processes_pull_an_image_once(registry: Registry, image: MakeImage, tmp_path: Path) -> None:
     name = registry.push(image(), "at-once:1")
     started = [process(tmp_path / "images", name) for _ in range(2)]
@@ -331,6 +334,7 @@ async def test_processes_pull_an_image_once(registry: Registry, image: MakeImage
 
 
 @pytest.mark.parametrize("when", ["pull", pytest.param("unpack", marks=pytest.mark.slow)])
+@pytest.mark.slow
 async def test_killed_pull_leaves_nothing_that_counts(
     registry: Registry, image: MakeImage, tmp_path: Path, when: str
 ) -> None:

@@ -416,6 +416,7 @@ def runs_on_host(mark: str) -> bool:
 
 
 @pytest.mark.parametrize("mode", [pytest.param("isolated", marks=needs_namespaces), "unisolated"])
+@pytest.mark.slow
 async def test_sandbox_of_a_killed_host_is_reaped(own_root: Path, mode: str) -> None:
     """SIGKILL of the host ends everything inside; the next run removes what is on the disk."""
     mark = unique_seconds()

@@ -122,6 +122,7 @@ async def test_mini_answers_all_calls_of_a_reply(tmp_path: Path) -> None:
         assert told.startswith(said), function
 
 
+@pytest.mark.slow
 async def test_mini_kills_hanging_command_with_its_children_but_does_not_wait_for_others(
     tmp_path: Path,
 ) -> None:

@@ -19,6 +19,7 @@ VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 NEEDS = 'Requires-Dist: small; python_version >= "3.0"\nRequires-Dist: old; python_version < "3.0"\n'
 
 
+@pytest.mark.slow
 def test_pins_of_an_npm_package_make_a_bundle(registry: Registry, capsys: pytest.CaptureFixture[str]) -> None:
     files = {**ONE_FILES, **TWO_FILES}
     expected = registry.add(
@@ -63,6 +64,7 @@ def test_lock_has_what_the_package_needs(index: dict[str, str], capsys: pytest.C
         ("pypi:tiny==1.0", "3.1", r"error: the agent 'pin' needs a CPython 3\.1 to bundle"),
     ],
 )
+@pytest.mark.slow
 def test_failed_pin_is_one_sentence(package: str, version: str, sentence: str) -> None:
     with pytest.raises(SystemExit, match=sentence) as caught:
         main(["pin", package, "--python", version])

@@ -55,6 +55,7 @@ def program(tmp_path: Path) -> Iterator[Program]:
         yield Program(tmp_path, Path(scratch))
 
 
+@pytest.mark.slow
 def test_output_has_no_secret_of_a_provider(program: Program) -> None:
     done = subprocess.run(
         [str(Path(sys.executable).parent / "swe-core"), *program.command, "--sandbox-retries", "1"],

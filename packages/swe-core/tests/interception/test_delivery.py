@@ -134,6 +134,7 @@ async def ask(http: httpx.AsyncClient, *said: str, **headers: str) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.slow
 async def test_disconnect_before_delivery_drops_the_reply(
     server: InterceptionServer, tmp_path: Path, stream: bool
 ) -> None:

@@ -219,6 +219,7 @@ def test_missing_known_plugin_names_its_distribution(monkeypatch: pytest.MonkeyP
         PluginSet(["docker"])
 
 
+@pytest.mark.slow
 def test_failing_component_is_named(load: Load) -> None:
     code = AGENT.format(name="bad").replace("Spec()", "1 / 0")
     registered = load("unlucky.py", code).find("agent", "bad")

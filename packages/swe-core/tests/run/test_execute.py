@@ -49,6 +49,7 @@ def observe(requests: Sequence[RolloutRequest], notes: Sequence[str]) -> Observe
     return Witness()
 
 
+@pytest.mark.slow
 def test_open_run_works_in_a_thread_and_resumes(tmp_path: Path) -> None:
     settings = load_settings(sets=SETS)
     plugins = load_plugins(settings.run)
@@ -91,6 +92,7 @@ def test_setting_cannot_change_on_resume_unless_the_caller_calls_it_adjustable(
     check_same(run, changed, [setting])
 
 
+@pytest.mark.slow
 def test_run_has_the_vocabulary_of_its_engine(tmp_path: Path) -> None:
     """From its start, and a resumed run leaves the file as it is."""
     plugin, out = tmp_path / "spelling.py", tmp_path / "run"

@@ -96,6 +96,7 @@ async def test_run_that_it_cannot_serve_is_refused(
         assert says in (await node.answer("begin", begin(tmp_path, **given))).decode()
 
 
+@pytest.mark.slow
 async def test_driver_has_to_begin_first(tmp_path: Path) -> None:
     async with serving() as node:
         for method in ("poll", "start", "cancel", "version", "read"):
@@ -129,6 +130,7 @@ async def test_rollout_is_kept_until_it_is_acknowledged(tmp_path: Path) -> None:
         assert spool.ids() == []
 
 
+@pytest.mark.slow
 async def test_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")

@@ -76,6 +76,7 @@ def started(interrupted: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "command", [("run", "--resume"), pytest.param(("regrade",), marks=pytest.mark.slow)], ids=" ".join
 )
+@pytest.mark.slow
 def test_resume_and_regrade_work_from_another_directory(started: Path, command: tuple[str, ...]) -> None:
     done = swe_core(*command, "../run")
     assert done.exit_code == 0, said(done)

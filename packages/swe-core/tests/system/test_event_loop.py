@@ -18,6 +18,7 @@ def fail(hidden: list[int]) -> None:
         raise ValueError("odd")
 
 
+@pytest.mark.slow
 def test_frozen_objects_are_restored_also_after_a_failure() -> None:
     """Some libraries report objects that are still frozen when the process exits."""
     hidden = [gc.get_freeze_count()]

@@ -37,6 +37,7 @@ async def connected(steps: int, opened: AbstractAsyncContextManager[str]) -> Non
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("server", [plain, interception])
+@pytest.mark.slow
 def test_connection_during_close_is_closed(
     server: Callable[[], AbstractAsyncContextManager[str]],
 ) -> None:

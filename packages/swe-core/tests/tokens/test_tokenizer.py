@@ -67,6 +67,7 @@ def both(kind: str) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: nobody could import it")
+@pytest.mark.slow
 def test_renderer_is_loaded_without_torch(tmp_path: Path) -> None:
     family = saved(tmp_path / "family", source=template("qwen3_6"))
     proven = saved(tmp_path / "template", source=template("qwen3_6_training"))

@@ -49,6 +49,7 @@ def test_folder_has_the_shape_of_openenv_init(folder: Path) -> None:
     assert not [path for path in folder.rglob("*") if path.is_file() and "$" in path.suffix]
 
 
+@pytest.mark.slow
 def test_static_validation_passes(folder: Path) -> None:
     done = openenv_cli("validate", str(folder), "--level", "static", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -56,6 +57,7 @@ def test_static_validation_passes(folder: Path) -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.slow
 async def test_push_takes_the_folder(folder: Path, local_hf: LocalHF) -> None:
     environment = local_hf.environment()
     done = await anyio.to_thread.run_sync(
@@ -125,6 +127,7 @@ def test_manifest_says_what_a_server_of_a_model_needs(tmp_path: Path) -> None:
     assert manifest["capabilities"]["declared_task_count"] == {'a "split"': 6}
 
 
+@pytest.mark.slow
 def test_wheels_are_what_the_image_installs(tmp_path: Path) -> None:
     done = exported(str(tmp_path / "out"), "--wheels", "--base-image", "mine:1")
     assert done.exit_code == 0, done.output

@@ -34,6 +34,7 @@ def copy(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "swe_env"))
 
 
+@pytest.mark.slow
 def test_served_folder_keeps_its_promises(copy: Path, tmp_path: Path) -> None:
     """It solves a task, fulfils all criteria of OpenEnv, and answers for its episodes after a restart."""
     out = tmp_path / "run"
@@ -62,6 +63,7 @@ def test_served_folder_keeps_its_promises(copy: Path, tmp_path: Path) -> None:
         ("true", {"type": "submit"}),
     ],
 )
+@pytest.mark.slow
 def test_probe_of_the_manifest_is_rewarded_and_main_serves(
     tmp_path: Path, interactive: str, action: dict[str, str]
 ) -> None:
@@ -83,6 +85,7 @@ def test_probe_of_the_manifest_is_rewarded_and_main_serves(
     assert (folder / "runs" / "swe_env" / "run.json").exists()
 
 
+@pytest.mark.slow
 def test_server_that_cannot_start_says_why_and_ends(copy: Path) -> None:
     (copy / "server" / "env.toml").write_text('[run]\nagent = "nobody"\n')
     with start(copy, *uvicorn()) as process:

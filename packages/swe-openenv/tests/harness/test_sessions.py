@@ -68,6 +68,7 @@ def test_session_runs_grades_and_tells(solved: SweSessionFactory) -> None:
         ([], 1, TASKS[1]),
     ],
 )
+@pytest.mark.slow
 def test_task_is_chosen(solved: SweSessionFactory, task: Any, seed: int | None, chosen: str) -> None:
     session = solved.create(task, seed=seed)
     session.wait_for_completion()
@@ -107,6 +108,7 @@ def test_unresolved_rollout_has_reward_zero(tmp_path: Path) -> None:
         assert session.verify([]).env_reward == 0.0
 
 
+@pytest.mark.slow
 def test_error_has_no_reward_and_no_row(tmp_path: Path) -> None:
     with factory(tmp_path / "run", *OWN, "run.agent=failing") as made:
         session = made.create(TASKS[0])
@@ -117,6 +119,7 @@ def test_error_has_no_reward_and_no_row(tmp_path: Path) -> None:
         assert "exited with code 3" in verdict.artifacts["reason"]
 
 
+@pytest.mark.slow
 def test_timeout_cancels_the_rollout(tmp_path: Path) -> None:
     with factory(tmp_path / "run", *OWN, "run.agent=sleeper") as made:
         session = made.create(TASKS[0], episode_id="slow")
@@ -135,6 +138,7 @@ def cancelled(out: Path) -> dict[str, str | None]:
     return {rollout.id: rollout.cancelled_as for rollout in RunDirectory.open(out).rollouts()}
 
 
+@pytest.mark.slow
 def test_close_in_another_thread_ends_the_wait(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with factory(out, *OWN, "run.agent=sleeper", "run.concurrency=1") as made:
@@ -160,6 +164,7 @@ def test_close_in_another_thread_ends_the_wait(tmp_path: Path) -> None:
     assert cancelled(out) == {"r": "stopped"}, "what had not begun leaves no record"
 
 
+@pytest.mark.slow
 def test_closed_factory_ends_what_waits(tmp_path: Path) -> None:
     out, before = tmp_path / "run", set(threading.enumerate())
     with factory(out, *OWN, "run.agent=sleeper") as made:
@@ -181,6 +186,7 @@ def test_closed_factory_ends_what_waits(tmp_path: Path) -> None:
         assert not own.is_alive(), f"{own.name} is left"
 
 
+@pytest.mark.slow
 def test_program_that_ends_closes_its_run(tmp_path: Path) -> None:
     """It has not closed its factory, and a rollout runs."""
     program = (
@@ -206,6 +212,7 @@ def test_program_that_ends_closes_its_run(tmp_path: Path) -> None:
     assert list(cancelled(tmp_path / "run")) == ["e"]
 
 
+@pytest.mark.slow
 def test_run_goes_on_with_the_same_settings_only(tmp_path: Path) -> None:
     for name in ("first", "second"):
         with factory(tmp_path / "run", "run.agent=oracle") as made:
@@ -272,6 +279,7 @@ def test_other_sampling_than_the_trainers_is_refused(tmp_path: Path, setting: st
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_interleaved_conversations_are_one_row_each_under_trl(tmp_path: Path, talking: list[str]) -> None:
     worker = pytest.importorskip("trl.experimental.async_grpo.openenv_harness", reason="TRL is not installed")
     sampling = {"temperature": 0.8, **NEUTRAL}
@@ -300,6 +308,7 @@ def test_interleaved_conversations_are_one_row_each_under_trl(tmp_path: Path, ta
     assert {entry["metadata"]["versions"][0][0] for entry in entries} == {0}
 
 
+@pytest.mark.slow
 def test_trace_that_cannot_be_read_costs_its_own_rollout_only(tmp_path: Path, talking: list[str]) -> None:
     with factory(tmp_path / "run", *OWN, *talking) as made:
         session, other = made.create(TASKS[0], episode_id="e"), made.create(TASKS[0], episode_id="o")
@@ -311,6 +320,7 @@ def test_trace_that_cannot_be_read_costs_its_own_rollout_only(tmp_path: Path, ta
         assert other.verify([]).env_reward == 1.0
 
 
+@pytest.mark.slow
 def test_too_many_rollouts_without_a_verdict_stop_the_training(tmp_path: Path) -> None:
     with factory(tmp_path / "run", *OWN, "run.agent=failing", give_up_after=2) as made:
         first, second = made.create(TASKS[0]), made.create(TASKS[1])
@@ -325,6 +335,7 @@ def test_too_many_rollouts_without_a_verdict_stop_the_training(tmp_path: Path) -
                 stopping.fetch_training_trace()
 
 
+@pytest.mark.slow
 def test_rows_of_another_data_set_stop_the_training(tmp_path: Path) -> None:
     """TRL would ask for ever: it counts a session that cannot be made as unscorable."""
     with factory(tmp_path / "run", "run.agent=oracle", give_up_after=3) as made:
@@ -338,6 +349,7 @@ def test_rows_of_another_data_set_stop_the_training(tmp_path: Path) -> None:
         session.close()
 
 
+@pytest.mark.slow
 def test_run_that_breaks_stops_the_training(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with factory(out, "run.agent=oracle") as made:

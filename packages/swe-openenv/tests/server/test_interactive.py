@@ -27,6 +27,7 @@ def gold(index: int) -> dict[str, Any]:
     return step(type="exec", command=f"git apply - <<'END'\n{task.patch}\nEND")
 
 
+@pytest.mark.slow
 def test_client_works_in_the_sandbox_and_submits(interactive: Served) -> None:
     answers = exchange(
         interactive.url,
@@ -96,6 +97,7 @@ def test_tools_work_in_the_sandbox_and_tell_no_grade(interactive: Served) -> Non
     assert "tests" not in json.dumps(submitted)
 
 
+@pytest.mark.slow
 def test_second_session_goes_on_in_the_same_sandbox(interactive: Served) -> None:
     exchange(interactive.url, reset(index=2, episode_id="moved"), step(type="write", path="x", content="1"))
     found, read, last = exchange(
@@ -106,6 +108,7 @@ def test_second_session_goes_on_in_the_same_sandbox(interactive: Served) -> None
     assert last["data"]["done"] is True
 
 
+@pytest.mark.slow
 def test_session_without_an_id_frees_its_sandbox_when_it_leaves(tmp_path: Path) -> None:
     """One sandbox at a time: the second session would wait for ever."""
     with serving(
@@ -120,6 +123,7 @@ def test_session_without_an_id_frees_its_sandbox_when_it_leaves(tmp_path: Path) 
     assert cancelled == {None, "abandoned"}
 
 
+@pytest.mark.slow
 def test_sandbox_that_does_not_open_is_told(tmp_path: Path) -> None:
     sets = ["run.agent=nop", "limits.open=0.000001"]
     with serving(tmp_path / "run", sets, interactive=True) as server:
@@ -131,6 +135,7 @@ def test_sandbox_that_does_not_open_is_told(tmp_path: Path) -> None:
         assert last["data"]["observation"]["outcome"] == "error"
 
 
+@pytest.mark.slow
 def test_client_that_never_submits_is_bounded(tmp_path: Path) -> None:
     sets = ["run.agent=nop", "limits.agent=1"]
     with serving(tmp_path / "run", sets, interactive=True) as server:
@@ -144,6 +149,7 @@ def test_client_that_never_submits_is_bounded(tmp_path: Path) -> None:
         assert "limits.agent" in answers[-1]["data"]["observation"]["reason"]
 
 
+@pytest.mark.slow
 def test_client_that_vanishes_in_an_action_frees_its_sandbox(tmp_path: Path) -> None:
     """One session and one sandbox at a time, which a file that never ends must not hold."""
     sets = ["run.agent=nop", "run.concurrency=1"]
@@ -186,6 +192,7 @@ def test_refused_reset_keeps_the_episode_and_its_work(interactive: Served) -> No
     assert answers[3]["data"]["observation"]["output"] == "1"
 
 
+@pytest.mark.slow
 def test_episode_that_its_client_names_again_is_kept(interactive: Served) -> None:
     """The server chose the id, and the client learned it."""
     with connect(interactive.url.replace("http", "ws") + "/ws") as socket:
@@ -213,6 +220,7 @@ def test_submit_counts_even_if_the_client_does_not_wait(interactive: Served) -> 
         wait_until(lambda: interactive.outcomes.get("hasty") == "unresolved")
 
 
+@pytest.mark.slow
 def test_sandbox_that_fails_at_the_export_gives_no_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +236,7 @@ def test_sandbox_that_fails_at_the_export_gives_no_verdict(
     assert (last["done"], last["reward"], last["observation"]["outcome"]) == (True, None, "error")
 
 
+@pytest.mark.slow
 def test_abandoned_episode_never_gets_its_turn(tmp_path: Path) -> None:
     """Its client leaves while another holds the only sandbox."""
     sets = ["run.agent=nop", "run.concurrency=1"]

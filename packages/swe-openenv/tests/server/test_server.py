@@ -44,6 +44,7 @@ def step(**data: Any) -> dict[str, Any]:
     return {"type": "step", "data": data}
 
 
+@pytest.mark.slow
 def test_episode_is_run_graded_and_recorded(served: Served) -> None:
     with served.client().sync() as env:
         first = env.reset(split="train", index=1, episode_id="whole")
@@ -137,6 +138,7 @@ def test_invalid_message_has_the_code_of_openenv(served: Served, message: Any, c
     assert after["type"] == "observation"
 
 
+@pytest.mark.slow
 def test_huge_message_closes_its_own_session_only(served: Served) -> None:
     with connect(served.url.replace("http", "ws") + "/ws") as socket:
         socket.send(json.dumps(reset(episode_id="e" * 100_000_000)))
@@ -233,6 +235,7 @@ def test_tools_run_a_rollout_and_describe_the_server(served: Served) -> None:
     assert "key" not in schema
 
 
+@pytest.mark.slow
 def test_capacity_reached_is_told_as_openenv_does(tmp_path: Path) -> None:
     with serving(tmp_path / "run", ["run.agent=oracle"], sessions=2) as server:
         with server.client().sync() as one, server.client().sync() as two:
@@ -244,6 +247,7 @@ def test_capacity_reached_is_told_as_openenv_does(tmp_path: Path) -> None:
         assert exchange(server.url, reset(index=0))[0]["type"] == "observation"
 
 
+@pytest.mark.slow
 def test_key_is_asked_of_all_but_the_health_check(tmp_path: Path) -> None:
     with serving(tmp_path / "run", ["run.agent=oracle"], key="a-long-secret-key") as server:
         assert httpx.get(f"{server.url}/health").status_code == 200
@@ -258,6 +262,7 @@ def test_key_is_asked_of_all_but_the_health_check(tmp_path: Path) -> None:
             assert env.reset(index=0).observation["status"] == "ready"
 
 
+@pytest.mark.slow
 def test_client_that_vanishes_loses_nothing(served: Served) -> None:
     """It is gone while its agent runs; the rollout ends on the host, and another client finds it."""
     with connect(served.url.replace("http", "ws") + "/ws") as socket:
@@ -271,6 +276,7 @@ def test_client_that_vanishes_loses_nothing(served: Served) -> None:
     assert (again["done"], again["reward"]) == (True, 1.0)
 
 
+@pytest.mark.slow
 def test_server_that_starts_again_answers_for_finished_episodes(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with serving(out, ["run.agent=oracle"]) as server:
@@ -283,6 +289,7 @@ def test_server_that_starts_again_answers_for_finished_episodes(tmp_path: Path) 
             assert one.get(name) == two.get(name)
 
 
+@pytest.mark.slow
 def test_server_on_another_run_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path / "run", ["run.agent=oracle"]):
         pass
@@ -365,6 +372,7 @@ def test_refused_request_is_not_sent_back(served: Served) -> None:
     assert len(answer.content) < 1000
 
 
+@pytest.mark.slow
 def test_tool_answers_its_own_rollout_and_keeps_the_episode(served: Served) -> None:
     """Several calls of one session at once."""
     made = httpx.post(
@@ -388,6 +396,7 @@ def test_tool_answers_its_own_rollout_and_keeps_the_episode(served: Served) -> N
     assert {one["reward"] for one in found} == {1.0}
 
 
+@pytest.mark.slow
 def test_id_without_a_task_has_the_same_task_after_a_restart(tmp_path: Path) -> None:
     names = [f"e{number}" for number in range(8)]
     found = []
@@ -399,6 +408,7 @@ def test_id_without_a_task_has_the_same_task_after_a_restart(tmp_path: Path) -> 
     assert len(set(found[0])) > 1
 
 
+@pytest.mark.slow
 def test_cancelled_episode_stays_cancelled_after_a_restart(tmp_path: Path) -> None:
     with serving(tmp_path / "run", ["run.agent=nop"], interactive=True) as server:
         exchange(server.url, reset(episode_id="gone", index=0), step(type="exec", command="true"))

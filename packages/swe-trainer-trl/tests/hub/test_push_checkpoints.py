@@ -314,6 +314,7 @@ class Holding(Counter[str]):
             self.held.set()
 
 
+@pytest.mark.slow
 def test_killed_in_mid_push(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     """The checkpoint that was there before is there, whole."""
     pushed(run, 3)

@@ -221,6 +221,7 @@ class Writer:
         return self.process.stdout.readline().split()
 
 
+@pytest.mark.slow
 def test_two_concurrent_processes(path: Path) -> None:
     """One adds, the other trains; each row is trained once."""
     groups, trained, cursor = 10, [], -1
@@ -242,6 +243,7 @@ def test_two_concurrent_processes(path: Path) -> None:
 
 @pytest.mark.parametrize("kills", [10, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.slow
 def test_sigkill_loses_nothing(path: Path, watched: bool, kills: int) -> None:
     """Killed at random instants, what it was told is there, and nothing is half there. `watched`: the other
     process has the file open meanwhile, else the next one to open it finds what the killed one left."""

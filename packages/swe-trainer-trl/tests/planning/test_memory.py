@@ -221,6 +221,7 @@ def test_server_fills_its_share_of_a_gpu(tmp_path: Path) -> None:
     assert adapter_slots(replace(size, trained=100), 9, 16, 4) == 100 * 16 * 4 // 9
 
 
+@pytest.mark.slow
 def test_size_is_found_without_asking_cuda(tmp_path: Path) -> None:
     """A question to CUDA would fix the GPUs of this process, before the layout is decided."""
     model = qwen3(tmp_path, "Qwen3-0.6B")

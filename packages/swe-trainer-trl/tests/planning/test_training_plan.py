@@ -122,6 +122,7 @@ def test_model_that_does_not_fit_is_refused_with_what_would_fit(
         ("Qwen3-8B", "8x80GB", {"server": {"replicas": 7}}, {}),
     ],
 )
+@pytest.mark.slow
 def test_following_what_is_proposed_helps(
     tmp_path: Path, name: str, hardware: str, settings: dict[str, Any], more: dict[str, Any]
 ) -> None:
@@ -169,6 +170,7 @@ def test_plan_says_how_many_rows_a_step_has(tmp_path: Path) -> None:
         ({"max_position_embeddings": 1_000_000}, {"replicas": 1}, r"set .*max_model_len to \d+$"),
     ],
 )
+@pytest.mark.slow
 def test_replica_that_does_not_hold_one_context(
     tmp_path: Path, changed: dict[str, Any], server: dict[str, Any], said: str
 ) -> None:

@@ -33,6 +33,7 @@ def logged(*windows: dict[str, Value]) -> dict[str, float]:
     return {name: trainer_module._reduce_metric(name, values) for name, values in found.items()}
 
 
+@pytest.mark.slow
 def test_rates_are_weighted_and_counts_are_summed_over_windows() -> None:
     """An error is counted by its boundary, and has no part in the rates."""
     tally = RolloutMetrics()

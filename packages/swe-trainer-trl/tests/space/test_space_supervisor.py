@@ -106,6 +106,7 @@ async def test_supervisor_answers_before_it_starts_anything(make: Make, port: in
         tasks.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_supervisor_runs_to_the_end_reports_and_resumes(
     make: Make, port: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,6 +149,7 @@ async def test_run_does_not_know_the_key(make: Make, port: int, tmp_path: Path) 
     assert OPEN not in environment
 
 
+@pytest.mark.slow
 async def test_signal_stops_the_supervisor_and_the_run_can_resume(
     make: Make, port: int, tmp_path: Path
 ) -> None:

@@ -124,11 +124,13 @@ def test_last_step_trains_the_rows_that_are_left(
     assert all(values["grad_norm"] > 0 for values in logged)
 
 
+@pytest.mark.slow
 def test_packed_rows_are_trained_to_the_last_one(trained: Any) -> None:
     found, _ = trained(token_budget=60, gradient_accumulation_steps=2)
     assert None not in found
 
 
+@pytest.mark.slow
 def test_training_without_a_row_ends(trained: Any) -> None:
     """As a resumed one, whose rows were trained and whose last groups were skipped."""
     found, logged = trained(some=False, token_budget=0, gradient_accumulation_steps=1)

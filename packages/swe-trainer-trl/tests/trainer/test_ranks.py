@@ -92,6 +92,7 @@ def check_equal(one: Trained, other: Trained) -> None:
 
 
 @pytest.mark.parametrize("sharding", ["none", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_gradient_of_two_processes_is_that_of_one(alone, sharding, tiny_model, tmp_path):
     normalize, expected = alone
     options = {"processes": 2, "sharding": sharding, "normalize": normalize}

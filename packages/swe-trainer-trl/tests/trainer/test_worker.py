@@ -254,6 +254,7 @@ def test_rows_of_real_rollouts(training: Training) -> None:
 
 
 @pytest.mark.parametrize("why", ["stale", "long"])
+@pytest.mark.slow
 def test_rows_that_are_too_old_or_too_long_are_marked_and_make_room(training: Training, why: str) -> None:
     long = {key: ["again", "done"] for key in ("0/0", "0/1", "1/0")} if why == "long" else {}
     training.script({**long, "*": ["done"]})
@@ -288,6 +289,7 @@ def test_rollout_is_cancelled_when_its_policy_is_too_old(training: Training) -> 
 
 
 @pytest.mark.parametrize("trained", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
 def test_summaries_are_trained_or_context(training: Training, trained: bool) -> None:
     """A session with a compaction: the call after "compact" asks for a summary."""
     training.script({"*": ["again", "compact", "again", "done"]})
@@ -321,6 +323,7 @@ def test_row_knows_what_is_trained_of_its_whole_rollout(training: Training) -> N
     assert worker.rollout_buffer.handed(2 + 5) == [Part("b", 2, 2), Part("a", 5, 8)]
 
 
+@pytest.mark.slow
 def test_rollouts_begin_on_the_servers_that_live(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dead one would be refused by the engine's check. It is put in once it is back."""
     began: list[Start] = []
@@ -338,6 +341,7 @@ def test_rollouts_begin_on_the_servers_that_live(training: Training, monkeypatch
     assert urls == ["http://a", "http://a,http://b", "http://a,http://b"]
 
 
+@pytest.mark.slow
 def test_process_is_none_of_the_trainers(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
@@ -357,6 +361,7 @@ def test_process_is_none_of_the_trainers(training: Training, monkeypatch: pytest
 # the end
 
 
+@pytest.mark.slow
 def test_stop_records_what_runs_and_closes_every_sandbox(training: Training) -> None:
     training.script({"*": ["stay"]})
     worker = training.start()
@@ -382,6 +387,7 @@ def test_stop_records_what_runs_and_closes_every_sandbox(training: Training) -> 
         (signal.SIGKILL, "the rollouts' process was killed by signal 9, .*resume with --resume"),
     ],
 )
+@pytest.mark.slow
 def test_process_that_hangs_or_is_killed_is_said_in_a_sentence(
     training: Training, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals, says: str
 ) -> None:
@@ -410,6 +416,7 @@ def test_what_ends_the_wait_for_rows_is_said(training: Training) -> None:
     assert training.unhealthy() == "rows could not be handed to the trainer: the reason"
 
 
+@pytest.mark.slow
 def test_process_that_fails_tells_why_with_its_traceback(training: Training) -> None:
     training.start(settings=training.settings(broken=True))
     first, *trace = training.unhealthy().splitlines()
@@ -437,6 +444,7 @@ def test_process_that_is_refused_says_one_sentence(
     assert "\n" not in said
 
 
+@pytest.mark.slow
 def test_trainers_death_ends_the_rollouts(training: Training) -> None:
     """Killed, it cannot say so."""
     training.script({"*": ["stay"]})
@@ -473,6 +481,7 @@ def talk(*said: bytes) -> tuple[int, list[dict[str, Any]]]:
         return child.wait(PATIENCE), heard
 
 
+@pytest.mark.slow
 def test_start_gives_signs_of_life_too(training: Training) -> None:
     """Its parts may take long; and a trainer that is gone by then, or before, ends it."""
     code, (only,) = talk()
@@ -528,6 +537,7 @@ def test_stop_wakes_the_pump_wherever_it_is(training: Training) -> None:
 
 
 @pytest.mark.parametrize("what", [pytest.param("buffer", marks=pytest.mark.slow), "journal"])
+@pytest.mark.slow
 def test_stop_wakes_a_pump_that_waits(training: Training, what: str) -> None:
     worker = training.start(groups_ahead=2 if what == "buffer" else 1)
     worker.rollout_buffer.maxsize = 1  # the second group has to wait

@@ -77,6 +77,7 @@ async def test_fixed_tests_earn_their_share(fractions: Fractions) -> None:
 
 
 @pytest.mark.parametrize("killed", slow_but([1], [1, 2]))
+@pytest.mark.slow
 async def test_base_that_was_killed_pays_nothing_and_runs_again_once(
     fractions: Fractions, killed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +100,7 @@ async def test_base_that_was_killed_pays_nothing_and_runs_again_once(
     assert len(runs) == 2
 
 
+@pytest.mark.slow
 async def test_neither_binary_nor_a_suspicious_patch_pays_a_part(
     repo: Repo, provider: SandboxProvider, task: Task
 ) -> None:
@@ -110,6 +112,7 @@ async def test_neither_binary_nor_a_suspicious_patch_pays_a_part(
     assert (strict.resolved, strict.reward) == (False, 0.0)
 
 
+@pytest.mark.slow
 async def test_part_of_a_run_that_the_reference_contradicts_earns_nothing(fractions: Fractions) -> None:
     """A skipped PASS_TO_PASS test is kept, unless code under test skips it: the rule of a resolved task."""
     code = 'def add(a, b): return a + b if a else __import__("pytest").skip()'

@@ -181,6 +181,7 @@ async def test_fix_with_cheats_gives_the_tree_of_the_fix(world: World) -> None:
 # Gold patches, and tasks without
 
 
+@pytest.mark.slow
 async def test_protected_changes_of_the_gold_patch_apply_to_all(world: World) -> None:
     gold = (
         f"{FIX}; echo '# gold' >>tests/conftest.py; echo '{{1}}' >tests/data/x.json; "

@@ -36,6 +36,7 @@ HONEST = (
 )
 
 
+@pytest.mark.slow
 async def test_honest_patch_resolves(repo: Repo, provider: SandboxProvider) -> None:
     repo.sh(BASE)
     task = make_task(

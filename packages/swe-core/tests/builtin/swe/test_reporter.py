@@ -26,6 +26,7 @@ PYTEST = f"{PYTHON} -m pytest -rA -p no:cacheprovider -p no:randomly"
 
 
 @pytest.mark.parametrize("suite", zoo("zoo_pytest.toml", PYTEST))
+@pytest.mark.slow
 async def test_reporter_does_not_change_an_honest_run(sandbox: Sandbox, suite: Suite) -> None:
     watched = await run_twice(sandbox, suite, "pytest")
     report = watched.report
@@ -202,6 +203,7 @@ async def in_pytest(sandbox: Sandbox, text: str) -> TestRun:
     return await run(sandbox, Suite({"test_a.py": text}, PYTEST), "pytest")
 
 
+@pytest.mark.slow
 async def test_events_of_a_run(sandbox: Sandbox, told: Any) -> None:
     """A test that passed is one event; other results are reported by phase."""
     text = (

@@ -86,6 +86,7 @@ async def test_empty_patch_is_graded_without_a_test_run(calc: Graders) -> None:
         ("import os; os._exit(0)", "gave no results with this patch (exit code 0)"),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 async def test_breaking_patch_is_unresolved(calc: Graders, code: str, reason: str) -> None:
     graded = await calc.grade_script(f"echo '{code}' >calc.py")
     assert not graded.grade.resolved
@@ -104,6 +105,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("first", slow_but(["gold"], ["gold", "other"]))
+@pytest.mark.slow
 async def test_reference_runs_once_per_task(calc: Graders, first: str) -> None:
     """The project replaces a builtin; a graded gold patch is the reference too."""
     conftest = "import builtins\nbuiltins.hash = lambda value: 1\n"
@@ -122,6 +124,7 @@ async def test_reference_runs_once_per_task(calc: Graders, first: str) -> None:
 
 
 @pytest.mark.parametrize("setting", slow_but(["unresolved"], ["mark", "unresolved"]))
+@pytest.mark.slow
 async def test_fix_with_suspicious_code_follows_the_setting(calc: Graders, setting: str) -> None:
     fix = await calc.repo.patch_by(f"{FIX}; echo 'import gc' >>calc.py", calc.provider)
     grade = (await calc.grade(fix, settings={"suspicious": setting})).grade
@@ -151,6 +154,7 @@ TAMPERING = {
 
 
 @pytest.mark.parametrize("how", slow_but(["changed"], TAMPERING))
+@pytest.mark.slow
 async def test_test_files_of_the_task_replace_those_of_the_patch(calc: Graders, how: str) -> None:
     graded = await calc.grade_script(TAMPERING[how])
     assert not graded.grade.resolved
@@ -177,6 +181,7 @@ async def test_test_patch_may_add_delete_and_carry_data(calc: Graders) -> None:
     assert b"1 passed" in graded.log
 
 
+@pytest.mark.slow
 async def test_grader_reads_unittest_results(calc: Graders) -> None:
     case = "import unittest\nfrom calc import add\n\nclass T(unittest.TestCase):\n"
     body = "    def test_{0}(self): self.assertEqual(add({0}, {0}), 2 * {0})\n"
@@ -194,6 +199,7 @@ async def test_grader_reads_unittest_results(calc: Graders) -> None:
     assert bad.grade.pass_to_pass == {"tests.test_calc.T.test_0": "PASSED"}
 
 
+@pytest.mark.slow
 async def test_skipped_and_expected_failures_count_as_passing(calc: Graders) -> None:
     marks = (
         "import pytest\n@pytest.mark.xfail\ndef test_xfail(): assert 0\n"
@@ -245,6 +251,7 @@ async def test_grader_rejects_a_spec_not_for_grading_and_no_repository(calc: Gra
         await calc.grade(calc.task.patch)
 
 
+@pytest.mark.slow
 async def test_hanging_tests_are_unresolved(calc: Graders) -> None:
     graded = await calc.grade_script(
         "echo 'import time; time.sleep(600)' >calc.py", timeout=2, test_command=f"echo started; {PYTEST}"

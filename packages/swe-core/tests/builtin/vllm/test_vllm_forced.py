@@ -57,6 +57,7 @@ async def test_broken_forced_reply_is_not_forced_again(qwen: Qwen, tmp_path: Pat
 
 @pytest.mark.engine
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.slow
 async def test_forced_turns_are_context_and_not_trained(
     token_server: TokenServer, tmp_path: Path, stream: bool
 ) -> None:

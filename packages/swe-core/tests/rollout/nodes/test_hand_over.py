@@ -173,6 +173,7 @@ async def test_version_set_while_a_node_opens_reaches_it(tmp_path: Path) -> None
         assert (slow.versions, slow.without) == ([3], {"http://a/v1"})
 
 
+@pytest.mark.slow
 async def test_late_transfer_of_a_cancelled_rollout_does_not_end_the_run(tmp_path: Path) -> None:
     node = SimulatedNode("one", slots=1, seconds=600)
     reading, go = anyio.Event(), anyio.Event()

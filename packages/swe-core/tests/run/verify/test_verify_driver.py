@@ -162,6 +162,7 @@ async def test_sandbox_failure_is_an_error_of_its_task(
     assert entries(tmp_path) == []
 
 
+@pytest.mark.slow
 async def test_failing_grader_ends_its_task_alone_and_a_failing_cheat_proves_nothing(
     make_task: Any, methods: Any, scripted: Any
 ) -> None:
@@ -175,6 +176,7 @@ async def test_failing_grader_ends_its_task_alone_and_a_failing_cheat_proves_not
     assert [verdict.verdict for verdict, _ in found] == ["error", "error", "usable"]
 
 
+@pytest.mark.slow
 async def test_cached_result_is_not_graded_again(
     make_task: Any, methods: Any, scripted: Any, tmp_path: Path, repository: Path
 ) -> None:
@@ -226,6 +228,7 @@ class Counting:
             self.open_now -= 1
 
 
+@pytest.mark.slow
 async def test_concurrency_bounds_open_sandboxes(
     make_task: Any, methods: Any, provider: SandboxProvider
 ) -> None:

@@ -52,6 +52,7 @@ HONEST = {
 
 
 @pytest.mark.parametrize("what", slow_but(["no valid UTF-8"], HONEST))
+@pytest.mark.slow
 async def test_output_of_the_test_command_decides_nothing(
     task: Task, repo: Repo, provider: SandboxProvider, what: str
 ) -> None:

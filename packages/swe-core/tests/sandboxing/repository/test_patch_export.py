@@ -240,6 +240,7 @@ async def test_end_of_the_export_is_told(
         await export_patch(cast(Sandbox, Gone()), Base("c", "t", "/r", "/s", "/o"), timeout=1.0)
 
 
+@pytest.mark.slow
 async def test_endless_export_times_out(provider: SandboxProvider, small: Repo) -> None:
     async with recorded(provider, small) as (sandbox, base):
         await sh(sandbox, "mkfifo .gitignore")  # git waits for someone to write into it
