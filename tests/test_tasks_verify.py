@@ -44,7 +44,7 @@ def demo(tmp_path: Path) -> str:
     """A file of the demo's tasks, with the plugins of pytest: a plugin is one kind of cheat."""
     path = tmp_path / "demo.jsonl"
     rows = [task.model_dump(mode="json") | {"setup": ""} for task in DemoSource(tmp_path / "demo").tasks()]
-    names = {"fail_to_pass": "FAIL_TO_PASS", "pass_to_pass": "PASS_TO_PASS"}
+    names = {"fail_to_pass": "FAIL_TO_PASS", "pass_to_pass": "PASS_TO_PASS", "image": "image_name"}
     lines = [json.dumps({names.get(name, name): value for name, value in row.items()}) for row in rows]
     path.write_text("\n".join(lines) + "\n")
     return str(path)
