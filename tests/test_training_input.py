@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -179,10 +180,82 @@ def copy(model: Path, target: Path, config: dict[str, Any] | None = None) -> Pat
 # wrong input: no run directory is made
 
 
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "training needs a policy: pass --model"),
+        (
+            ["--weight-sync", "nonsense", "--model", "m"],
+            "weight_sync: Input should be 'trl' or 'disk' (found 'nonsense')",
+        ),
+        (["--set", "worker.trl.preset=pola"], "there is no preset 'pola'; did you mean 'polar'?"),
+        (["--set", "worker.trl.weightsync=disk"], "weightsync"),
+        (["--set", "worker.trl.server.gpu=1"], "server.gpu"),
+        (
+            ["--agent", "oracle", "--model", "m"],
+            "the agent 'oracle' makes no LLM calls that this host answers",
+        ),
+        (
+            [
+                *("--mode", "black-box", "--network", "full", "--agent-key-env", "HOME", "--model", "m"),
+                *("--agent", "mini", "--engine-url", NOWHERE),
+            ],
+            "leave out --mode black-box",
+        ),
+        (["--model", "m", "--engine-url", "ftp://x"], "the engine URL 'ftp://x' is not a base URL"),
+        (
+            ["--model", "m", "--engine-url", NOWHERE, "--engine-url", f"{NOWHERE}/v1"],
+            f"--engine-url names {NOWHERE!r} twice",
+        ),
+    ],
+)
+def test_wrong_input_is_reported_at_once(
+    warm: Warm, tmp_path: Path, scratch: Path, args: list[str], words: str
+) -> None:
+    command = Command(warm, tmp_path / "run", scratch, tmp_path / "stderr")
+    assert words in command.refused("--plugins", "trl", "--tasks", "demo", *args, code=2)
+    assert not command.out.exists()
+    assert "torch" not in command.said  # nothing heavy was imported, which may warn
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        (None, "the worker 'trl' needs TRL, which is not installed: pip install 'trl=="),
+        ("1.9.1", "TRL 1.9.1 is too old: the worker 'trl' needs 1.10 or newer: pip install 'trl=="),
+    ],
+)
+def test_broken_trl_names_what_to_install(
+    command: Command, tmp_path: Path, tiny_model: Path, metadata: str | None, words: str
+) -> None:
+    path = tmp_path / "path"
+    path.mkdir()
+    if metadata is None:
+        (path / "sitecustomize.py").write_text(
+            "import importlib.metadata as m\n"
+            "found = m.version\n"
+            "def version(name):\n"
+            "    if name == 'trl':\n"
+            "        raise m.PackageNotFoundError(name)\n"
+            "    return found(name)\n"
+            "m.version = version\n"
+        )
+    else:
+        (path / f"trl-{metadata}.dist-info").mkdir()
+        text = f"Metadata-Version: 2.1\nName: trl\nVersion: {metadata}\n"
+        (path / f"trl-{metadata}.dist-info" / "METADATA").write_text(text)
+    with command.importing(path) as env:
+        assert words in command.refused(*options(NOWHERE, tiny_model), code=2, env=env)
+    assert not command.out.exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "words"),
     [
+        (["--set", "worker.trl.grpo.max_step=3"], "did you mean 'max_steps'?"),
+        (["--set", "worker.trl.lora.lora_alfa=3"], "did you mean 'lora_alpha'?"),
         (["--weight-sync", "trl"], "NCCL, which needs CUDA, and there is none: use --weight-sync disk"),
         (["--set", "engine.vllm.temperature=0.5"], "engine.vllm.temperature is 0.5 and worker.trl.grpo."),
     ],
@@ -267,8 +340,8 @@ def test_tokenizer_without_chat_template_is_reported_before_the_policy_is_loaded
     assert not command.out.exists()
 
 
-def test_resume_rejects_a_directory_without_a_training(warm: Warm, tmp_path: Path, scratch: Path) -> None:
-    command = Command(warm, tmp_path / "run", scratch, tmp_path / "stderr")
+@pytest.mark.slow
+def test_resume_rejects_a_directory_without_a_training(command: Command, tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     assert "there is no run" in command.refused("--resume", str(missing), "--plugins", "trl", code=2)
     assert not missing.exists()
@@ -348,6 +421,30 @@ def test_full_disk_is_one_sentence_and_with_room_it_resumes(
 # interrupted
 
 
+SLOW_VLLM = """
+import pathlib, sys, time
+arguments = set(sys.orig_argv)
+if "vllm.entrypoints.openai.api_server" in arguments and "swe_core.system.server_guard" not in arguments:
+    pathlib.Path(sys.orig_argv[sys.orig_argv.index("--model") + 1] + ".started").touch()
+    time.sleep(1e6)
+"""
+
+
+@pytest.mark.slow
+def test_interrupted_while_vllm_starts(command: Command, tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "sitecustomize.py").write_text(SLOW_VLLM)
+    if find_spec("vllm") is None:
+        pytest.skip("vllm is not installed")
+    model = copy(tiny_model, tmp_path / "model")
+    with command.importing(tmp_path / "path") as env:
+        process = command.start(*options(None, model), env=env)
+        command.until((tmp_path / "model.started").exists)
+        process.send_signal(signal.SIGTERM)
+        assert command.end(process) == 130
+    assert "resume with --resume" in command.said
+
+
 @pytest.mark.slow
 def test_interrupted_while_the_policy_is_loaded(command: Command, tiny_model: Path, policy: Server) -> None:
     with serving(policy()) as url:
@@ -386,8 +483,6 @@ def test_interrupted_while_weights_are_sent_no_server_is_left_paused(
 def test_training_interrupted_during_rollouts_resumes_and_is_locked_until_then(
     command: Command, tmp_path: Path, tiny_model: Path, policy: Server
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
     scratch = command.scratch.with_name(f"{command.scratch.name}-other")
     scratch.mkdir()
     other = Command(command.warm, command.out, scratch, tmp_path / "other")
@@ -400,14 +495,33 @@ def test_training_interrupted_during_rollouts_resumes_and_is_locked_until_then(
         other.scratch.rmdir()
         process.send_signal(signal.SIGTERM)
         assert command.end(process) == 130, command.said
-    # With another server, to the third step, which is the last; what the steps computed is in the files.
+    check_it_goes_on(command, policy, tiny_model)
+
+
+@pytest.mark.slow
+def test_training_interrupted_during_a_save_resumes(
+    command: Command, tiny_model: Path, policy: Server
+) -> None:
+    server = policy(faults=["ok"] * (2 * GROUP), then="hang")  # or it might be at its end before the signal
+    with serving(server) as url:
+        process = command.start(*options(url, tiny_model, max_steps=3, save_total_limit=9))
+        command.until((command.out / "checkpoints" / "checkpoint-1").exists)
+        process.send_signal(signal.SIGINT)
+        assert command.end(process) == 130, command.said
+    check_it_goes_on(command, policy, tiny_model)
+
+
+def check_it_goes_on(command: Command, policy: Server, model: Path) -> None:
+    """With another server, to the third step, which is the last; what the steps computed is in the files."""
+    from transformers import AutoModelForCausalLM
+
     with serving(policy()) as url:
         again = command.start("--resume", str(command.out), "--engine-url", url)
         assert command.end(again) == 0, command.said
     steps = command.steps()
     assert steps[-1] == 3
     assert set(steps) == {1, 2, 3}
-    begun = [tiny_model, *(command.out / "checkpoints" / f"checkpoint-{step}" for step in (1, 2))]
+    begun = [model, *(command.out / "checkpoints" / f"checkpoint-{step}" for step in (1, 2))]
     rows = check_records(command.out, [AutoModelForCausalLM.from_pretrained(one) for one in begun])
     assert rows[-1].version > 3  # the resumed process sent its first weights under a version of their own
 
