@@ -1,4 +1,4 @@
-"""What agents get: settings, commands and variables, where the token is, and what they are told apart by."""
+"""The settings, commands and variables of each agent, and where its token is kept."""
 
 from __future__ import annotations
 

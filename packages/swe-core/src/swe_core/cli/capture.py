@@ -1,4 +1,4 @@
-"""`swe-core capture`: record the exact tokens of agents that somebody else starts."""
+"""`swe-core capture`: record the exact tokens of agents that the user starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A capture: sessions of agents that somebody else starts, each a key and a folder with its calls."""
+"""A capture: sessions of agents that the user starts, each with its own key and a folder for its calls."""
 
 from __future__ import annotations
 
