@@ -415,7 +415,7 @@ def _returned(implementation: Callable[[], object], hook: str, of: type[T]) -> l
     """
     example = "Component('mine', lambda config: Mine())" if of is Component else f"{of.__name__}(…)"
     expected = f"a list of {of.__name__}s such as [{example}]"
-    kind = list[InstanceOf[of]]  # type: ignore[valid-type]
+    kind = list[InstanceOf[of]]  # type: ignore[valid-type]  # the class is a value here, which pydantic reads
     with calling(PluginError, "it", hook):
         return checked(implementation(), kind, PluginError, "it", hook, expected)
 
