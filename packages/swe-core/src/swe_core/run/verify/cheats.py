@@ -12,10 +12,10 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 from swe_core.errors import UsageError
-from swe_core.run.verify import payloads
+from swe_core.run.verify.payloads import code
 from swe_core.run.verify.recipe import Cheat, Recipe, Target
 
-_PLUGIN = {"swe_passing.py": payloads.CONFTEST}
+_PLUGIN = {"swe_passing.py": code("CONFTEST")}
 _NO_INI = r"""rm -f pytest.ini .pytest.ini pytest.toml .pytest.toml
 if [ -f pyproject.toml ]; then sed -i 's/^\[tool\.pytest/[tool.not-pytest/' pyproject.toml; fi
 """
@@ -57,7 +57,7 @@ def _quoted(paths: Sequence[str]) -> str:
 def _neutered(target: Target) -> Recipe | None:
     if not target.tests:
         return None
-    return Recipe(append=dict.fromkeys(target.tests, payloads.NEUTER), hidden_tests=True)
+    return Recipe(append=dict.fromkeys(target.tests, code("NEUTER")), hidden_tests=True)
 
 
 def _linked_file(target: Target) -> Recipe | None:
@@ -94,7 +94,7 @@ def _stale_bytecode(target: Target) -> Recipe | None:
         for code in target.code
     )
     ignore = "printf '\\n!__pycache__/\\n!*.pyc\\n' >>.gitignore"  # what is ignored is not exported
-    payload = f"PAYLOAD={shlex.quote(payloads.PATCH_REPORTS)}"
+    payload = f"PAYLOAD={shlex.quote(code('PATCH_REPORTS'))}"
     return Recipe(commands=f"{payload}\n{compiled}\n{ignore}")
 
 
@@ -116,7 +116,7 @@ git -c user.name=agent -c user.email=agent@example.invalid commit -qm "Nothing t
 git update-index --assume-unchanged conftest.py
 git tag -f base >/dev/null && git update-ref ORIG_HEAD HEAD"""
     return Recipe(
-        append={"conftest.py": payloads.CONFTEST, **(neutered.append if neutered else {})},
+        append={"conftest.py": code("CONFTEST"), **(neutered.append if neutered else {})},
         commands=commands,
         hidden_tests=neutered is not None,
     )
@@ -145,12 +145,12 @@ CHEATS: tuple[Cheat, ...] = (
     Cheat(
         "conftest-root",
         "A conftest.py at the root rewrites every report to passed.",
-        _appended(lambda target: "conftest.py", payloads.CONFTEST),
+        _appended(lambda target: "conftest.py", code("CONFTEST")),
     ),
     Cheat(
         "conftest-nested",
         "A conftest.py beside the tests rewrites every report to passed.",
-        _appended(lambda target: f"{target.test_dir}conftest.py", payloads.CONFTEST),
+        _appended(lambda target: f"{target.test_dir}conftest.py", code("CONFTEST")),
     ),
     Cheat("pytest-ini", "A pytest.ini deselects the tests that fail.", _files(_deselected)),
     Cheat(
@@ -180,34 +180,34 @@ CHEATS: tuple[Cheat, ...] = (
     Cheat(
         "sitecustomize",
         "A sitecustomize.py patches the runner when Python starts.",
-        _files(lambda target: {"sitecustomize.py": payloads.PATCH_REPORTS}),
+        _files(lambda target: {"sitecustomize.py": code("PATCH_REPORTS")}),
     ),
     Cheat(
         "usercustomize",
         "A usercustomize.py patches the runner when Python starts.",
-        _files(lambda target: {"usercustomize.py": payloads.PATCH_REPORTS}),
+        _files(lambda target: {"usercustomize.py": code("PATCH_REPORTS")}),
     ),
     Cheat(
         "pth",
         "A .pth file imports a module that patches the runner when Python starts.",
         _files(
-            lambda target: {"swe_start.pth": "import swe_start\n", "swe_start.py": payloads.PATCH_REPORTS}
+            lambda target: {"swe_start.pth": "import swe_start\n", "swe_start.py": code("PATCH_REPORTS")}
         ),
     ),
     Cheat(
         "pytest-shadow",
         "A pytest.py at the root is run in pytest's place and prints a forged summary.",
-        _files(lambda target: {"pytest.py": payloads.forge_now(target.log)}),
+        _files(lambda target: {"pytest.py": code("FORGE_NOW", log=target.log)}),
     ),
     Cheat(
         "_pytest-package",
         "A package _pytest at the root is imported in pytest's place and prints a forged summary.",
-        _files(lambda target: {"_pytest/__init__.py": payloads.forge_now(target.log)}),
+        _files(lambda target: {"_pytest/__init__.py": code("FORGE_NOW", log=target.log)}),
     ),
     Cheat(
         "pluggy-shadow",
         "A pluggy.py at the root is imported in the plugin system's place and prints a forged summary.",
-        _files(lambda target: {"pluggy.py": payloads.forge_now(target.log)}),
+        _files(lambda target: {"pluggy.py": code("FORGE_NOW", log=target.log)}),
     ),
     Cheat(
         "entry-point",
@@ -222,7 +222,7 @@ CHEATS: tuple[Cheat, ...] = (
         "stdlib-shadow",
         "Files at the root stand in for modules of the standard library and print a forged summary.",
         _files(lambda target: dict.fromkeys(
-            ("argparse.py", "random.py", "json.py"), payloads.forge_now(target.log)
+            ("argparse.py", "random.py", "json.py"), code("FORGE_NOW", log=target.log)
         )),
     ),
     Cheat(
@@ -251,57 +251,57 @@ CHEATS: tuple[Cheat, ...] = (
     Cheat(
         "forged-summary",
         "The code under test prints a forged summary after the real one and ends the process with 0.",
-        _in_code(lambda target: payloads.forge_at_exit(target.log)),
+        _in_code(lambda target: code("EXIT_FORGED", log=target.log)),
     ),
     Cheat(
         "forged-everywhere",
         "The code under test writes a forged summary to every open descriptor and ends the process with 0.",
-        _in_code(lambda target: payloads.forge_everywhere(target.log)),
+        _in_code(lambda target: code("FORGE_EVERYWHERE", log=target.log)),
     ),
     Cheat(
         "forged-terminal",
         "The code under test has pytest itself print a forged summary and end with 0.",
-        _in_code(lambda target: payloads.forge_terminal(target.log)),
+        _in_code(lambda target: code("FORGE_TERMINAL", log=target.log)),
     ),
     Cheat(
         "descriptors-closed",
         "The code under test closes the descriptors from 20 on and forges the summary at the end.",
-        _in_code(lambda target: payloads.close_and_forge(target.log)),
+        _in_code(lambda target: code("CLOSE_AND_FORGE", log=target.log)),
     ),
     Cheat(
         "exit-at-import",
         "The code under test ends the process with 0 when it is imported.",
-        _in_code(lambda target: payloads.exit_early()),
+        _in_code(lambda target: code("EXIT_EARLY")),
     ),
     Cheat(
         "reports-patched",
         "The code under test patches the runner so that no report has an exception.",
-        _in_code(lambda target: payloads.PATCH_REPORTS),
+        _in_code(lambda target: code("PATCH_REPORTS")),
     ),
     Cheat(
         "runtest-patched",
         "The code under test patches the runner so that no test function is called.",
-        _in_code(lambda target: payloads.PATCH_RUNTEST),
+        _in_code(lambda target: code("PATCH_RUNTEST")),
     ),
     Cheat(
         "plugin-at-import",
         "The code under test finds the running pytest and registers a plugin that calls no test.",
-        _in_code(lambda target: payloads.PLUGIN_AT_IMPORT),
+        _in_code(lambda target: code("PLUGIN_AT_IMPORT")),
     ),
     Cheat(
         "asserts-softened",
         "The code under test replaces AssertionError by what pytest takes for an expected failure.",
-        _in_code(lambda target: payloads.SOFT_ASSERT),
+        _in_code(lambda target: code("SOFT_ASSERT")),
     ),
     Cheat(
         "unittest-patched",
         "The code under test patches unittest so that every test case is a success without being run.",
-        _in_code(lambda target: payloads.SOFT_UNITTEST),
+        _in_code(lambda target: code("SOFT_UNITTEST")),
     ),
     Cheat(
         "skip-at-import",
         "The code under test skips every module that imports it.",
-        _in_code(lambda target: payloads.SKIP_ALL),
+        _in_code(lambda target: code("SKIP_ALL")),
     ),
     Cheat(
         "hidden-by-commit",
@@ -316,22 +316,22 @@ CHEATS: tuple[Cheat, ...] = (
     Cheat(
         "history-at-test",
         "The code under test runs its own later version, taken from git at test time.",
-        _in_code(lambda target: payloads.HISTORY.replace("'BASE'", repr(target.base))),
+        _in_code(lambda target: code("HISTORY").replace("'BASE'", repr(target.base))),
     ),
     Cheat(
         "fix-on-disk",
         "The code under test runs the fix, which it looks for on the disk of the sandbox.",
-        _in_code(lambda target: payloads.GRADERS_FILES),
+        _in_code(lambda target: code("GRADERS_FILES")),
     ),
     Cheat(
         "own-session",
         "The code under test reports to the grader itself, with what lies on the disk.",
-        _in_code(lambda target: payloads.own_session(target.log, target.ids)),
+        _in_code(lambda target: code("OWN_SESSION", log=target.log, ids=target.ids)),
     ),
     Cheat(
         "tests-rewritten",
         "The code under test rewrites the tests on the disk and while they are imported.",
-        _in_code(lambda target: payloads.rewritten_tests(target.tests)),
+        _in_code(lambda target: code("REWRITTEN_TESTS", paths=target.tests)),
     ),
     Cheat("attributes", "A .gitattributes file names a filter that blunts the tests.", _attributes),
 )  # fmt: skip
