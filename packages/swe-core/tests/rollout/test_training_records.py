@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -82,12 +83,10 @@ def test_damaged_vocabulary_is_none(tmp_path: Path) -> None:
 
 
 def test_full_disk_leaves_no_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, data: bytes) -> None:
-        with path.open("wb") as file:
-            file.write(data[:9])
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_vocabulary(tmp_path, TokenTable("t", [b"a"], {}))
     assert list(tmp_path.iterdir()) == []
