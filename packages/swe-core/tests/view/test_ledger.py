@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -54,21 +56,18 @@ def test_trainer_accounts_for_the_trainable_tokens(training: Path) -> None:
 
 def test_rows_that_wait_are_a_part(tmp_path: Path) -> None:
     run = sample_training(tmp_path / "run")
-    (run.path / "training.json").write_bytes(
-        orjson.dumps(
-            {
-                **{"steps": 1, "policy_version": 2, "groups": 3},
-                "tokens": {"sampled": 9, "trained": 1, "waiting": 2, "dropped": {"stale": 6}},
-            }
-        )
-    )
+    (run.path / "train.sqlite").unlink(missing_ok=True)
+    with closing(sqlite3.connect(run.path / "train.sqlite")) as db:
+        db.execute("CREATE TABLE tokens AS SELECT 'trained' AS fate, 1 AS tokens UNION SELECT 'waiting', 2")
+        db.execute("CREATE TABLE progress AS SELECT 1 AS steps, 2 AS policy_version, 3 AS groups")
+    (run.path / "training.json").write_bytes(b"{}")
     lines = (run.path / "trained.jsonl").read_bytes().splitlines(True)
     (run.path / "trained.jsonl").write_bytes(b"".join(lines[1:]))  # a row of the first rollout
     text = words(html(Site([run.path]), "run", "run", "ledger"))
     assert "1 step, policy version 2, 3 groups: " in text
     assert " trainable tokens = 1 trained + 2 waiting" in text
     assert "rest of trained rollouts" in text
-    (run.path / "training.json").write_bytes(b"{}")
+    (run.path / "train.sqlite").unlink()
     assert "trainable tokens = " not in html(Site([run.path]), "run", "run", "ledger")
 
 
