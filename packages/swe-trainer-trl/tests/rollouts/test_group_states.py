@@ -213,8 +213,12 @@ class GroupStates(RuleBasedStateMachine):
         if url is None:
             self.ended(name, void=running.losses != self.feeding.rollouts.losses)
             self.follow()
+            return
+        assert attempt.number not in self.members_of(attempt.group)
+        if running.losses != self.feeding.rollouts.losses:  # one died meanwhile: it began again at once
+            self.ended(name, void=True)
+            self.lose(url)
         else:
-            assert attempt.number not in self.members_of(attempt.group)
             self.lose(url, attempt)
 
     def members_of(self, group: int) -> set[int]:

@@ -19,7 +19,7 @@ from swe_core.errors import AgentError
 
 _SECONDS = 1200.0
 _OLDEST_GLIBC = 5
-_BROKEN = re.compile(r"connection broken by '\w+\(.*?: ([^:()]+)\"\)'")
+_BROKEN = re.compile(r"connection broken by '\w+\(.*?: ([^:()]+)[\"']\)'")  # pip 23 and newer ones
 _LEGACY = ("manylinux1", "manylinux2010", "manylinux2014")
 
 
