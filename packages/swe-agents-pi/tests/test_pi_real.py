@@ -315,10 +315,7 @@ async def test_call_that_is_not_answered_once_is_a_failure(run_pi: RunPi, llm: S
 
 
 @slow
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGKILL, 137), (signal.SIGTERM, 143)],
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, 137), (signal.SIGTERM, 143)])
 async def test_killed_in_the_middle(
     run_pi: RunPi, llm: ScriptedLLM, number: signal.Signals, code: int
 ) -> None:

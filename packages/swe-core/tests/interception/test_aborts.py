@@ -145,9 +145,7 @@ async def test_misbehaving_clients_leave_nothing_behind(
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-async def test_reply_finished_after_all_clients_left_is_not_trained(
-    server: InterceptionServer,
-) -> None:
+async def test_reply_finished_after_all_clients_left_is_not_trained(server: InterceptionServer) -> None:
     """A repeated request gets another reply."""
 
     class Stubborn(Typist):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -147,31 +148,22 @@ def problem_of(status: int, kind: Any, message: str, code: str | None = None, *o
     return Problem(status, kind, message, code, ContextOverflow(*overflow) if overflow else None)
 
 
-def groups(kind: str) -> list[Any]:
-    """Return the groups of recordings of all dialects."""
-    return [
-        pytest.param(name, cases, id=f"{name}: {group}")
-        for name, file in FILES.items()
-        for group, cases in file[kind].items()
-    ]
-
-
-@pytest.mark.parametrize(("name", "cases"), groups("requests"))
-def test_request_means_what_is_recorded(name: str, cases: list[Any]) -> None:
-    for case in cases:
+def recorded(name: str, kind: str) -> Iterator[tuple[Recording, dict[str, Any]]]:
+    """Yield each request, or each reply with its request; those of one rollout have the same recording."""
+    for case in chain.from_iterable(FILES[name][kind].values()):
         recording = Recording(name)
         for step in case if isinstance(case, list) else [case]:
-            recording.request(step)
+            yield recording, step
 
 
-@pytest.mark.parametrize(("name", "cases"), groups("replies"))
-def test_reply_is_written_as_recorded(name: str, cases: list[Any]) -> None:
-    for case in cases:
-        recording = Recording(name)
-        for step in case if isinstance(case, list) else [case]:
-            asked = recording.request(step)
-            if asked is not None:
-                recording.reply(step, asked)
+@pytest.mark.parametrize("name", FILES)
+def test_requests_and_replies_are_as_recorded(name: str) -> None:
+    for recording, step in recorded(name, "requests"):
+        recording.request(step)
+    for recording, step in recorded(name, "replies"):
+        asked = recording.request(step)
+        if asked is not None:
+            recording.reply(step, asked)
 
 
 @pytest.mark.parametrize("name", FILES)

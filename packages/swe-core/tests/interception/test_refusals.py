@@ -46,15 +46,26 @@ async def test_wrong_token_looks_like_unknown_rollout(server: InterceptionServer
     assert engine.ended == ["two", "one"]
 
 
-async def test_key_in_a_wrong_header_is_rejected_with_the_right_one(server: InterceptionServer) -> None:
+@pytest.mark.parametrize(
+    ("path", "right"),
+    [
+        ("/chat/completions", "Authorization: Bearer"),
+        ("/responses", "Authorization: Bearer"),
+        ("/messages", "x-api-key"),
+        ("/messages/count_tokens", "x-api-key"),
+        ("/models/m:generateContent", "x-goog-api-key"),
+    ],
+)
+async def test_key_in_a_wrong_header_is_rejected_with_the_right_one(
+    server: InterceptionServer, path: str, right: str
+) -> None:
     async with talk(server, Plugin(EngineError(""))) as said, httpx.AsyncClient() as client:
         token = said.gate.token
-        for headers in ({}, {"Authorization": f"Basic {token}"}, {"X-Api-Key": token}):
-            for path in (said.gate.path, "/rollout/unknown/v1"):
-                url = f"{server.url}{path}/chat/completions"
-                reply = await client.post(url, headers=headers, content=b"{}")
+        for wrong in ({}, {"Authorization": f"Basic {token}"}, {"X-Other-Key": token}):
+            for rollout in (said.gate.path, "/rollout/unknown/v1"):
+                reply = await client.post(f"{server.url}{rollout}{path}", headers=wrong, content=b"{}")
                 assert reply.status_code == 401
-                assert "no key in Authorization: Bearer" in reply.json()["error"]["message"]
+                assert f"no key in {right}: send the rollout's token" in reply.json()["error"]["message"]
 
 
 async def test_finished_rollout_is_unknown(server: InterceptionServer) -> None:

@@ -246,21 +246,20 @@ def test_unknown_log_reader_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None
         log_reader("swebench:parse_log_redis")
 
 
-LONG = {
-    "message": "FAILED a" + "[" * 8000 + "] - " * 2000,
-    "path": "PASSED a[/" + "x" * 16_000,
-    "skipped": "a::b" + "::" * 2000 + " SKIPPED (" * 1000,
-    "unittest": "test_a (b.C) ... " + "... skipped '" * 1200 + '"',
-    "summaries": "short test summary info" * 700,
-}
+LONG = (
+    "FAILED a" + "[" * 8000 + "] - " * 2000,
+    "PASSED a[/" + "x" * 16_000,
+    "a::b" + "::" * 2000 + " SKIPPED (" * 1000,
+    "test_a (b.C) ... " + "... skipped '" * 1200 + '"',
+    "short test summary info" * 700,
+)
 
 
-@pytest.mark.parametrize("line", LONG)
-@pytest.mark.parametrize("name", ["pytest", "unittest", "django", "r2e"])
-def test_parsers_take_linear_time_on_long_lines(name: str, line: str) -> None:
+@pytest.mark.parametrize("name", OURS)
+def test_parsers_take_linear_time_on_long_lines(name: str) -> None:
     """A parser that is quadratic in the length of a line would take an hour."""
-    log = f"=== short test summary info ===\n{LONG[line] * 60}\n".encode()
-    log += f"{LONG[line]}\n".encode() * 60
-    found = log_reader(name).parse(shortened(log))
-    assert statuses(name, found, ["a::b"])["a::b"] == "MISSING"
-    assert max(map(len, shortened(log).split(b"\n"))) == LONGEST_LINE
+    for line in LONG:
+        log = f"=== short test summary info ===\n{line * 60}\n".encode() + f"{line}\n".encode() * 60
+        found = log_reader(name).parse(shortened(log))
+        assert statuses(name, found, ["a::b"])["a::b"] == "MISSING"
+        assert max(map(len, shortened(log).split(b"\n"))) == LONGEST_LINE

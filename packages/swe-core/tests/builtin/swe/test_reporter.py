@@ -16,7 +16,6 @@ from swe_core.builtin.swe import report as report_module
 from swe_core.builtin.swe.agreement import PRIME, Agreement
 from swe_core.builtin.swe.parsers import parse_pytest
 from swe_core.builtin.swe.report import MAX_LINE, SESSIONS, Report, Reporter
-from swe_core.builtin.swe.run_tests import TestRun
 from swe_core.builtin.swe.test_runners import source
 
 from .suites import PYTHON, Suite, run, run_twice, zoo
@@ -182,77 +181,12 @@ def test_failure_reported_as_passed_is_detected(raised: str, made: str) -> None:
     assert report.odd == {"the call of t.py::test_a failed and is reported as passed"}
 
 
-# Events of real runs
-
-
-@pytest.fixture
-def told(monkeypatch: Any) -> list[tuple[str, ...]]:
-    """Every event that a reporter has accepted."""
-    events: list[tuple[str, ...]] = []
-    take = Reporter._event
-
-    def event(self: Reporter, session: Any, kind: str, fields: list[str]) -> None:
-        events.append((kind, *fields))
-        take(self, session, kind, fields)
-
-    monkeypatch.setattr(Reporter, "_event", event)
-    return events
-
-
-async def in_pytest(sandbox: Sandbox, text: str) -> TestRun:
-    return await run(sandbox, Suite({"test_a.py": text}, PYTEST), "pytest")
-
-
-@pytest.mark.slow
-async def test_events_of_a_run(sandbox: Sandbox, told: Any) -> None:
-    """A test that passed is one event; other results are reported by phase."""
-    text = (
-        "import pytest\n@pytest.fixture\ndef breaks():\n    yield\n    1 / 0\n"
-        "@pytest.mark.parametrize('n', range(3))\ndef test_n(n): pass\n"
-        "def test_bad(): assert 0\ndef test_teardown(breaks): pass\n"
-        "@pytest.mark.xfail(strict=False)\ndef test_xpass(): pass\n"
-        "def test_good(): pass\ndef test_exit(): pytest.exit('enough')\n"
-    )
-    assert (await in_pytest(sandbox, text)).report.complete
-    names = (
-        "test_n[0]",
-        "test_n[1]",
-        "test_n[2]",
-        "test_bad",
-        "test_teardown",
-        "test_xpass",
-        "test_good",
-        "test_exit",
-    )
-    assert [event for event in told if event[0] == "c"] == [("c", *(f"test_a.py::{name}" for name in names))]
-    phases = [(test.partition("::")[2], *rest) for kind, test, *rest in told if kind in "tp"]
-    good = ("passed", "0", "-", "-", "0")
-    assert (
-        phases
-        == [
-            *((f"test_n[{n}]",) for n in range(3)),
-            ("test_bad", "setup", *good),
-            ("test_bad", "call", "failed", "0", "f", "f", "0"),
-            ("test_bad", "teardown", *good),
-            ("test_teardown", "setup", *good),
-            ("test_teardown", "call", *good),
-            ("test_teardown", "teardown", "failed", "0", "f", "f", "0"),
-            ("test_xpass", "setup", *good),
-            ("test_xpass", "call", "passed", "1", "-", "-", "0"),
-            ("test_xpass", "teardown", *good),
-            ("test_good",),
-            ("test_exit", "setup", *good),  # sent at the end
-            *phases[14:],
-        ]
-    )
-
-
 async def test_long_ids_fit_the_lines_of_the_report(sandbox: Sandbox) -> None:
     text = (
         "import pytest\ndef name(n): return f'{n}-' + 'ü' * (n * 51 % 2000)\n"
         "@pytest.mark.parametrize('n', range(100), ids=name)\ndef test_n(n): pass\n"
     )
-    report = (await in_pytest(sandbox, text)).report
+    report = (await run(sandbox, Suite({"test_a.py": text}, PYTEST), "pytest")).report
     assert report.complete
     assert len(report.collected) == len(report.statuses) == 100
 

@@ -249,9 +249,11 @@ async def test_no_failure_loses_or_repeats_a_token(
         assert len(asked.prompt) + asked.body["max_tokens"] == start + server.requests[0].body["max_tokens"]
 
 
-@pytest.mark.parametrize("fault", ["error-in-reply", "empty"])
-async def test_transient_server_failure_is_retried(qwen: Qwen, fault: VLLMFault) -> None:
-    async with qwen.server("fine", faults=[fault, fault]) as server, make_engine(server.url) as engine:
+async def test_transient_server_failure_is_retried(qwen: Qwen) -> None:
+    async with (
+        qwen.server("fine", faults=["error-in-reply", "empty"]) as server,
+        make_engine(server.url) as engine,
+    ):
         completion, _ = await ask(engine)
     assert completion.message["content"] == "fine"
     assert len(server.requests) == 3
@@ -387,36 +389,29 @@ async def test_late_read_tokens_carry_the_older_version() -> None:
     assert versions == [0, 0, 1]
 
 
-@pytest.mark.parametrize(
-    ("chunk", "event", "why"),
-    [
+def test_malformed_event_is_an_error() -> None:
+    replies = Replies(ErrorTranslator("vLLM server", "http://h", "", "m", "KEY", None))
+    for chunk, event, why in (
         (Chunk(), b'{"choices":[{"index":1,"token_ids":[9],"logprobs":null}]}', "a choice with the index 1"),
         (Chunk(), b'{"choices":[{"token_ids":[9],"finish_reason":"\xff"}]}', "invalid JSON|Invalid UTF-8"),
         (Chunk(), b'{"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "invalid JSON"),
         (Chunk(finish="stop"), b'{"choices":[{"token_ids":[9]}]}', "more of a reply that had ended"),
-    ],
-    ids=["index", "finish reason", "nested", "after the end"],
-)
-def test_malformed_event_is_an_error(chunk: Chunk, event: bytes, why: str) -> None:
-    replies = Replies(ErrorTranslator("vLLM server", "http://h", "", "m", "KEY", None))
-    with pytest.raises(EngineProtocolError, match=why):
-        replies.add(chunk, event, None)
+    ):
+        with pytest.raises(EngineProtocolError, match=why):
+            replies.add(chunk, event, None)
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ({"tool_choice": "required"}, "tool_choice 'required' is not supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logit_bias": {"50256": -100}}, "logit_bias is not supported"),
-        ({"stop": 3}, "stop is 3"),
-        ({"stop": [""]}, "stop is .*none of them empty"),
-    ],
-)
-async def test_request_that_changes_the_distribution_is_rejected(qwen: Qwen, body: Any, words: str) -> None:
+async def test_request_that_changes_the_distribution_is_rejected(qwen: Qwen) -> None:
     async with qwen.server() as server, make_engine(server.url) as engine:
-        with pytest.raises(RequestRefused, match=words):
-            await ask(engine, tools=TOOLS, **body)
+        for name, value, words in (
+            ("tool_choice", "required", "tool_choice 'required' is not supported"),
+            ("response_format", {"type": "json_object"}, "response_format"),
+            ("logit_bias", {"50256": -100}, "logit_bias is not supported"),
+            ("stop", 3, "stop is 3"),
+            ("stop", [""], "stop is .*none of them empty"),
+        ):
+            with pytest.raises(RequestRefused, match=words):
+                await ask(engine, tools=TOOLS, **{name: value})
 
 
 async def test_tool_choice_none_hides_the_tools(qwen: Qwen) -> None:
@@ -554,14 +549,11 @@ async def test_long_prompt_is_sent_and_compared(qwen: Qwen) -> None:
     assert sampled_of(completion).prompt_ids.tolist() == server.requests[0].prompt
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
+def test_unusable_settings_are_rejected() -> None:
+    for setting, words in (
         ({"url": " , "}, "--engine-url URL"),
         ({"model": None}, "--model NAME"),
         ({"url": "ftp://host"}, "not a base URL"),
-    ],
-)
-def test_unusable_settings_are_rejected(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        make_engine("http://h", **settings)
+    ):
+        with pytest.raises(ConfigError, match=words):
+            make_engine("http://h", **setting)
