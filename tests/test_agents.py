@@ -1,6 +1,6 @@
 """Every agent solves a demo task with a model that is a script, and each sampled token is accounted for.
 
-A slow test compares docs/agents.md with what they do, and writes the page where `SWE_WRITE_DOCS` is set.
+A long test compares docs/agents.md with what they do, and writes the page where `SWE_WRITE_DOCS` is set.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ async def test_agent_of_each_dialect_solves_a_task_in_one_row(agent: str, solve:
     assert (found.dropped, found.auxiliary) == ({}, {})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_every_agent_solves_a_task_as_the_docs_say(solve: Solve) -> None:
     found = page([await solve(agent) for agent in AGENTS])
     if "SWE_WRITE_DOCS" in os.environ:

@@ -14,24 +14,28 @@ TASK = "demo__memofn-1"
 
 AGENTS = [
     ("fill", "unresolved", None, "disk is full"),
-    ("commit", "unresolved", None, ""),
     ("orphan", "unresolved", None, ""),
+    ("fork", "unresolved", None, "empty"),
+    ("unshell", "unresolved", None, "the code inside broke the sandbox"),
+    ("hang", "error", "agent", "did not end within its budget of 6 s"),
 ]
-MORE_AGENTS = [
+LOCAL = [  # what these do is the same in a container
+    ("commit", "unresolved", None, ""),
     ("crash", "error", "agent", "'crash' exited with code 3: about to fail"),
     ("silent", "error", "agent", "made no LLM call through the endpoint"),
     ("absent", "error", "agent", "its program 'no-such-agent' is missing in the "),
-    ("hang", "error", "agent", "did not end within its budget of 6 s"),
     ("flood", "unresolved", None, "empty"),
-    ("fork", "unresolved", None, "empty"),
     ("delete", "unresolved", None, "deleted"),
-    ("unshell", "unresolved", None, "the code inside broke the sandbox"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("agent", "outcome", "boundary", "says"),
-    [*AGENTS, *(pytest.param(*agent, marks=pytest.mark.slow) for agent in MORE_AGENTS)],
+    ("sandbox", "agent", "outcome", "boundary", "says"),
+    [
+        *(("local", *agent) for agent in [*AGENTS, *LOCAL]),
+        *(pytest.param("docker", *agent, marks=pytest.mark.docker) for agent in AGENTS),
+    ],
+    indirect=["sandbox"],
 )
 @pytest.mark.slow
 def test_bad_agent_is_data(

@@ -162,7 +162,7 @@ def test_page_prints_what_is_printed(tmp_path: Path, page: Path, block: Block) -
 
 
 @pytest.mark.engine
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("local_sandbox")
 def test_first_training_prints_what_is_printed(tmp_path: Path) -> None:
     """The page's own commands: a model, a server, two steps, and the curves of them."""

@@ -50,21 +50,22 @@ def demo(tmp_path: Path) -> str:
     return str(path)
 
 
-MANY = ",".join([
+MANY = [
     "conftest-root", "conftest-nested", "pytest-ini", "setup-cfg", "pyproject", "sitecustomize",
     "pytest-shadow", "_pytest-package", "entry-point", "stdlib-shadow", "tests-neutered",
     "test-dir-linked", "stale-bytecode", "forged-summary", "forged-everywhere", "descriptors-closed",
     "reports-patched", "unittest-patched", "hidden-by-commit", "attributes",
-])  # fmt: skip
+]  # fmt: skip
 
 
 @pytest.mark.slow
 def test_demo_tasks_are_usable_and_many_kinds_of_cheat_are_not_paid(
     verify: Verify, demo: str, sandbox: str
 ) -> None:
-    """One task that pytest grades, one that unittest does."""
+    """One task that pytest grades, one that unittest does; every third kind in containers."""
+    cheats = MANY if sandbox == "local" else MANY[::3]
     two = ["--task", "demo__memofn-1", "--task", "demo__csvtidy-1"]
-    options = ["--sandbox", sandbox, "--cheats", MANY, "--concurrency", "3", "--json"]
+    options = ["--sandbox", sandbox, "--cheats", ",".join(cheats), "--concurrency", "3", "--json"]
     done = verify("--tasks", demo, *two, *options, timeout=500)
     tasks = json.loads(done.stdout)["tasks"]
     assert {task["task_id"]: task["reason"] for task in tasks if task["verdict"] != "usable"} == {}
@@ -73,7 +74,7 @@ def test_demo_tasks_are_usable_and_many_kinds_of_cheat_are_not_paid(
     for task in tasks:
         checks = checks_of(task)
         assert (checks.pop("gold"), checks.pop("empty"), checks.pop("unrelated")) == (True, False, False)
-        assert len(checks) == 20
+        assert checks.keys() == set(cheats)
         assert set(checks.values()) == {False}
         assert (task["image_id"] is not None) is (sandbox == "docker")
 

@@ -120,10 +120,15 @@ for one in pathlib.Path("/proc").glob("[0-9]*/exe"):
         if os.readlink(one).startswith("/opt/swe/"):
             os.kill(int(one.parent.name), signal.SIGKILL)
 """
-REAL = pytest.mark.parametrize("agent", sorted(AGENTS))
+REAL = pytest.mark.parametrize(
+    "agent",
+    [
+        pytest.param(agent, marks=pytest.mark.slow if agent == "gemini-cli" else pytest.mark.long)
+        for agent in AGENTS
+    ],
+)
 
 
-@pytest.mark.slow
 @REAL
 async def test_acp_drives_a_real_agent_for_two_turns(agent: str) -> None:
     made, after = reader("one.txt", "two.txt")
@@ -138,7 +143,6 @@ async def test_acp_drives_a_real_agent_for_two_turns(agent: str) -> None:
     assert all(turn.kept for turn in work[1:]), "each call continues the one before"
 
 
-@pytest.mark.slow
 @REAL
 async def test_acp_resumes_a_real_agent_that_was_killed(agent: str) -> None:
     trial = await run(AcpAgent(AcpConfig(agent=agent)), Run(f"python3 -c {shlex.quote(KILL)}"), "Resumed.")
@@ -150,7 +154,6 @@ async def test_acp_resumes_a_real_agent_that_was_killed(agent: str) -> None:
     assert work[-1].messages == [] or "interrupted" in str(work[-1].messages)
 
 
-@pytest.mark.slow
 @REAL
 async def test_acp_cancels_a_real_agent_whose_time_is_spent(agent: str) -> None:
     trial = await run(

@@ -31,6 +31,13 @@ from .trials import TOKEN, calls, context, reader, trial_of
 AGENTS = (MiniSweAgent, Aider, OpenHands)
 PACKAGES = {"mini-swe-agent": "mini-swe-agent", "aider": "aider-chat", "openhands": "openhands-sdk"}
 each = pytest.mark.parametrize("agent", [kind() for kind in AGENTS], ids=lambda agent: agent.name)
+each_slow = pytest.mark.parametrize(
+    "agent",
+    [
+        pytest.param(kind(), id=kind.name, marks=pytest.mark.long if kind is OpenHands else pytest.mark.slow)
+        for kind in AGENTS
+    ],
+)
 _PLACES = (
     "AGENTS.md", "CLAUDE.md", "CONVENTIONS.md", ".cursorrules", ".openhands/microagents/repo.md",
     ".openhands/skills/repo.md", ".agents/skills/repo/SKILL.md",
@@ -121,16 +128,15 @@ def work(request: ChatRequest) -> Completion:
     return shell_reply(request, Run("true")) if request.tools else text_reply("README.md, please.")
 
 
-@pytest.mark.slow
 @pytest.mark.anyio
-@each
+@each_slow
 async def test_spent_budget_ends_the_real_agent(agent: PythonAgent) -> None:
     trial = await trial_of(agent, ScriptedModel(*[work] * 9), budget=Budgets(turns=1))
     assert (trial.failure, trial.exit_code, trial.ended_by) == (None, 0, "turns")
     assert "The budget of this run is spent. Stop now." in trial.texts("text")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("kind", "version"), [(kind, version) for kind in AGENTS for version in kind.pythons[1:]]
@@ -150,9 +156,8 @@ async def test_real_agent_works_with_each_other_python(
     assert (asset.path / f"lib/python{version}").is_dir()
 
 
-@pytest.mark.slow
 @pytest.mark.anyio
-@each
+@each_slow
 async def test_refused_call_is_a_failure_of_the_real_agent(agent: PythonAgent) -> None:
     trial = await trial_of(agent, ScriptedModel(RequestRefused("the test refuses")))
     assert isinstance(trial.failure, AgentError)
@@ -161,9 +166,8 @@ async def test_refused_call_is_a_failure_of_the_real_agent(agent: PythonAgent) -
     assert trial.events[-1 if agent.name != "aider" else -2].fatal
 
 
-@pytest.mark.slow
 @pytest.mark.anyio
-@each
+@each_slow
 async def test_real_agent_loads_no_instructions_of_the_repository_and_makes_no_auxiliary_call(
     agent: PythonAgent,
 ) -> None:
@@ -206,10 +210,11 @@ def extends(model: ScriptedModel) -> bool:
     ("agent", "script", "end"),
     [
         (MiniSweAgent(), [COPY, calls("bash", '{"command": "ech'), Run("echo 1"), DONE], "Submitted"),
-        (
+        pytest.param(
             OpenHands(),
             [calls("file_editor", EDIT), calls("terminal", '{"command": ech'), Run("echo 1"), FINISH],
             "finished",
+            marks=pytest.mark.long,
         ),
     ],
     ids=("mini-swe-agent", "openhands"),
@@ -228,7 +233,9 @@ async def test_real_agent_solves_a_task_in_one_linear_conversation(
 @pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("agent", "last"), [(MiniSweAgent(), DONE), (OpenHands(), "Done.")], ids=("mini", "oh")
+    ("agent", "last"),
+    [(MiniSweAgent(), DONE), pytest.param(OpenHands(), "Done.", marks=pytest.mark.long)],
+    ids=("mini", "oh"),
 )
 async def test_commands_of_the_real_agent_inherit_no_endpoint(agent: PythonAgent, last: Any) -> None:
     trial = await trial_of(agent, ScriptedModel(Run("env"), last))
@@ -244,8 +251,11 @@ async def test_commands_of_the_real_agent_inherit_no_endpoint(agent: PythonAgent
     ("agent", "script", "turns", "end"),
     [
         (MiniSweAgent(), ["One.", "", "Three.", "Four."], 3, "RepeatedFormatError"),
-        (OpenHands(), [""] * 9, 3, "stuck"),
-        (OpenHands(OpenHandsConfig(stuck_detection=False)), [*[""] * 6, "Done."], 7, "finished"),
+        pytest.param(OpenHands(), [""] * 9, 3, "stuck", marks=pytest.mark.long),
+        pytest.param(
+            *(OpenHands(OpenHandsConfig(stuck_detection=False)), [*[""] * 6, "Done."], 7, "finished"),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=("mini-swe-agent", "openhands", "openhands goes on"),
 )
@@ -258,7 +268,7 @@ async def test_real_agent_ends_after_replies_without_a_command(
     assert trial.events[-1].text == f"ended: {end}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.anyio
 async def test_real_openhands_summarises_its_history_if_asked_to() -> None:
     model = ScriptedModel(*[Run(f"echo {n}") for n in range(5)], "A summary.", "Done.")

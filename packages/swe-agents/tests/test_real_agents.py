@@ -26,8 +26,9 @@ from .trials import calls, contexts_of, reader, trial_of
 OBSTACLE = why_not(find_bwrap())
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))]
 CLAUDE_CODE = ClaudeCode(ClaudeCodeConfig(accept_license=True))
-AGENTS = [Codex(), CLAUDE_CODE, OpenCode(), GeminiCli(), QwenCode(), KimiCode()]
-SLOW = [pytest.param(agent, id=agent.name, marks=pytest.mark.slow) for agent in AGENTS]
+AGENTS = [Codex(), CLAUDE_CODE, GeminiCli(), OpenCode(), QwenCode(), KimiCode()]
+MARKS = [pytest.mark.slow] * 3 + [pytest.mark.long] * 3  # first those with a dialect of their own
+SLOW = [pytest.param(agent, id=agent.name, marks=mark) for agent, mark in zip(AGENTS, MARKS, strict=True)]
 each = pytest.mark.parametrize("agent", [pytest.param(AGENTS[0], id="codex"), *SLOW[1:]])
 each_slow = pytest.mark.parametrize("agent", SLOW)
 DIALECTS = {"codex": "responses", "claude-code": "messages", "gemini-cli": "google"}
@@ -119,7 +120,7 @@ def hostile_repository(*folders: str) -> dict[str, bytes]:
 
 @each_slow
 async def test_real_agent_loads_nothing_else_that_the_repository_brings(agent: BundledAgent) -> None:
-    model, node = ScriptedModel(Run("ls"), "Done."), agent in AGENTS[3:]
+    model, node = ScriptedModel(Run("ls"), "Done."), isinstance(agent, GeminiCli | QwenCode | KimiCode)
     own = (".gemini", ".qwen", ".kimi-code") if node else (".claude", ".codex", ".opencode")
     files = hostile_repository(".agents", *own)
     files.pop(LOADED.get(agent.name, ""), None)
@@ -136,14 +137,14 @@ async def test_real_agent_is_not_failed_by_what_the_policy_writes(agent: Bundled
     """Empty replies, replies that are cut, calls of no tool, arguments that are no JSON."""
     half, empty = Completion({"role": "assistant", "content": "half"}, "length"), text_reply("")
     scripts: list[list[Any]] = [[empty] * 9]
-    if agent in AGENTS[:3]:
+    if isinstance(agent, Codex | ClaudeCode | OpenCode):
         scripts = [[Run("true"), *[empty] * 9], [half] * 9, [calls("browse", '{"a": echo'), "Done."]]
     for script in scripts:
         trial = await trial_of(agent, ScriptedModel(*script))
         assert trial.failure is None
 
 
-@pytest.mark.parametrize("agent", SLOW[:3])
+@pytest.mark.parametrize("agent", [SLOW[0], SLOW[1], SLOW[3]])
 async def test_real_agent_repeats_its_history_to_the_byte(agent: BundledAgent) -> None:
     steps = [Run(f"echo {number}", text=f"Step {number}.") for number in range(20)]
     trial = await trial_of(agent, ScriptedModel(*steps, "Done."))
@@ -183,7 +184,7 @@ async def test_tools_of_the_bundle_work(
     assert made == [b"made\n" if agent.name == "codex" else b""]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gemini-cli", "qwen-code", "kimi-code"])
 async def test_node_agent_speaks_the_agent_client_protocol(name: str) -> None:
     agent = AcpAgent(AcpConfig(agent=name))
