@@ -127,7 +127,6 @@ def of_openai(config: Config) -> AgentSpec:
 
 WRONG: list[tuple[type[SweError], Call, str]] = [
     (PluginError, field(name=3), "has the name 3, expected letters"),
-    (PluginError, field(name="my agent"), "has the name 'my agent', expected letters"),
     (PluginError, field(create="b"), "'a' has 'b' as create, expected a function"),
     (PluginError, field(create=value), "'a' has a create that is 'async def', expected a plain function"),
     (PluginError, field(config=Wrong), "the class Wrong as config, expected a subclass of swe_core.Config"),
@@ -140,9 +139,7 @@ WRONG: list[tuple[type[SweError], Call, str]] = [
     (PluginError, made("agent", nameless), "whose name is None, expected a text"),
     (PluginError, made("agent", of_openai), "whose dialect is 'openai', expected one of 'chat', 'responses'"),
     (PluginError, made("agent", lambda _: EMPTY["url"]), "cannot be created: KeyError: 'url' (test_contract"),
-    (PluginError, made("agent", lambda: Mine()), "TypeError: "),
     (PluginError, made("engine", lambda _: Wrong()), "expected an object whose class extends swe_core.En"),
-    (PluginError, made("executor", lambda _: Wrong()), "expected an object whose class extends swe_core.Ex"),
     (PluginError, made("sandbox", lambda _: SimpleNamespace(open=len, notes=len, list=len)),
      "with open(), notes(), list(), reap(); it lacks reap()"),
     (PluginError, made("tasks", lambda _: SimpleNamespace(tasks=len)), "without recording, expected the P"),
@@ -151,26 +148,20 @@ WRONG: list[tuple[type[SweError], Call, str]] = [
     # tasks
     (TaskError, tasks(lambda: None), "the task source 'own' (types.SimpleNamespace) returned None from tas"),
     (TaskError, tasks(value), "returned a coroutine from tasks()"),
-    (TaskError, tasks(many), "returned an async generator from tasks()"),
     (TaskError, tasks(lambda: "one"), "returned 'one' from tasks()"),
-    (TaskError, tasks(lambda: ONE), "from tasks(), expected Tasks"),
     (TaskError, tasks(lambda: [ONE, {}]), "{} as item 1 from tasks(), expected Tasks"),
     (TaskError, tasks(lambda: [ONE, ONE]), "gave 2 tasks with the id 'one'"),
     (TaskError, tasks(failing), "failed in tasks(): KeyError: 'url' (test_contracts.py, line "),
     # methods of an agent
     (AgentError, returned("command", "pi --help"), "Mine) returned 'pi --help' from command(), expected a li"
      "st of texts such as ['my-agent', '--print']"),
-    (AgentError, returned("command", None), "None from command(), expected a list of texts"),
     (AgentError, returned("command", []), "returned [] from command()"),
-    (AgentError, returned("command", ["", "pi"]), "returned ['', 'pi'] from command()"),
     (AgentError, returned("command", ["pi", 1]), "returned 1 as item 1 from command()"),
     (AgentError, returned("assets", "bundle"), "returned 'bundle' from assets(), expected a list of Assets"),
     (AgentError, returned("env", ["A=b"]), "a value of the type list from env(), expected a dict"),
     (AgentError, returned("env", {"PORT": 8080}), "value of the type int as item 'PORT' from env(), ex"),
-    (AgentError, returned("files", {"config.json": b""}), "as item 'config.json' from files(), expected a d"),
     (AgentError, returned("files", {"/c": "{}"}), "value of the type str as item '/c' from files(), expecte"),
     (AgentError, returned("stdin", "prompt"), "returned 'prompt' from stdin(), expected bytes or None"),
-    (AgentError, returned("tools", TOOL), "an object of the class HostTool from tools(), expected a list of"),
     (AgentError, returned("tools", [len]), "returned the function len as item 0 from tools()"),
     (AgentError, returned("auxiliary", True), "returned True from auxiliary(), expected a text or None"),
     (AgentError, returned("summary", "yes"), "returned 'yes' from summary(), expected True or False"),
@@ -190,7 +181,6 @@ WRONG: list[tuple[type[SweError], Call, str]] = [
     (SandboxError, called(opened, "open", many), "returned an async generator from open(), expected an async "
      "context manager: write @asynccontextmanager above 'async def open', and 'yield' the sandbox"),
     (SandboxError, called(opened, "open", asynccontextmanager(value)), "returned a coroutine from open()"),  # type: ignore[arg-type]
-    (SandboxError, called(opened, "open", lambda: None), "returned None from open()"),
     (SandboxError, called(opened, "open", lambda: opening(SPEC)), "'a sandbox' from open(), expected to "),
     # what a run calls once
     (PluginError, called(contracts.notes_of, "notes", lambda: "not isolated"),
@@ -204,16 +194,16 @@ WRONG: list[tuple[type[SweError], Call, str]] = [
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("error", "call", "says"), WRONG)
-async def test_mistake_of_a_plugin_is_one_sentence(error: type[SweError], call: Call, says: str) -> None:
-    async def done() -> None:
+async def test_mistake_of_a_plugin_is_one_sentence() -> None:
+    async def done(call: Call) -> None:
         if inspect.isawaitable(given := call()):
             await given
 
-    with pytest.raises(error) as raised:
-        await done()
-    assert raised.type is error
-    assert says in str(raised.value)
+    for error, call, says in WRONG:
+        with pytest.raises(error) as raised:
+            await done(call)
+        assert raised.type is error, says
+        assert says in str(raised.value)
 
 
 @pytest.mark.anyio

@@ -18,7 +18,7 @@ from huggingface_hub.utils import hf_raise_for_status
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_core.hub.errors import NO_TOKEN, Kind, problem_of
+from swe_core.hub.errors import NO_TOKEN, problem_of
 from swe_testing.hf import LocalHF
 
 NAME = "tester/thing"
@@ -31,9 +31,8 @@ def raised(call: Any) -> Exception:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("status", "kind", "said"),
-    [
+def test_service_status_has_a_kind_and_a_sentence(threaded_hf: LocalHF) -> None:
+    for status, kind, said in (
         (400, "refused", "answered 400 ("),
         (401, "token", "does not accept the token ("),
         (402, "payment", "refuses it for the account's limits ("),
@@ -42,19 +41,15 @@ def raised(call: Any) -> Exception:
         (409, "changed", "another client changed it meanwhile ("),
         (429, "rate", "limits how often it is asked ("),
         (500, "server", "answered 500 ("),
-    ],
-)
-def test_service_status_has_a_kind_and_a_sentence(
-    threaded_hf: LocalHF, status: int, kind: Kind, said: str
-) -> None:
-    threaded_hf.faults.plan("hub.info", status)
-    problem = problem_of(raised(lambda: HfApi().model_info(NAME)))
-    assert problem.kind == kind
-    assert problem.passes == (kind in ("server", "rate", "changed"))
-    sentence = problem.sentence(f"look at {NAME!r}")
-    assert sentence.startswith(f"cannot look at {NAME!r}: ")
-    assert said in sentence
-    assert f"This failure was asked for: {status}" in sentence
+    ):
+        threaded_hf.faults.plan("hub.info", status)
+        problem = problem_of(raised(lambda: HfApi().model_info(NAME)))
+        assert problem.kind == kind
+        assert problem.passes == (kind in ("server", "rate", "changed"))
+        sentence = problem.sentence(f"look at {NAME!r}")
+        assert sentence.startswith(f"cannot look at {NAME!r}: ")
+        assert said in sentence
+        assert f"This failure was asked for: {status}" in sentence
 
 
 def answer(status: int, **headers: str) -> Any:

@@ -93,12 +93,9 @@ def test_ids_that_spell_a_secret_are_withheld(run: RunDirectory) -> None:
     assert [row["chains"] is None for row in rows(run, ("known-to-the-push",))] == [True, False, True]
 
 
-@pytest.mark.parametrize(
-    ("name", "public"),
-    [
+def test_public_name_hides_local_paths() -> None:
+    for name, public in (
         *(("owner/model", "owner/model"), ("/home/alice/models/mine", "mine")),
         *(("alice/rows.jsonl", "rows.jsonl"), ("", "")),
-    ],
-)
-def test_public_name_hides_local_paths(name: str, public: str) -> None:
-    assert public_name(name) == public
+    ):
+        assert public_name(name) == public

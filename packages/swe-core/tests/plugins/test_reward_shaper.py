@@ -50,24 +50,23 @@ def test_plugins_shape_in_the_order_of_loading(tmp_path: Path) -> None:
     assert shape(make_rollout(turns=3), 1.0) == (3 + 1) * 2 * 10
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
+def test_other_values_are_one_sentence(tmp_path: Path) -> None:
+    for value, said in (
         ("float('nan')", "returned nan from"),
         ("__import__('numpy').float32('nan')", "returned an object of the class float32 from"),
         ("-float('inf')", "returned -inf from"),
         ("10 ** 400", "returned 1000"),
         ("None", "returned None from"),
         ("reward > 0", "returned True from"),
-    ],
-)
-def test_other_values_are_one_sentence(tmp_path: Path, value: str, said: str) -> None:
-    shape = shaper(tmp_path, bad=hook(value))
-    with pytest.raises(PluginError, match=r"expected a number from -1e6 to 1e6: return the reward") as raised:
-        shape(make_rollout(), 1.0)
-    text = str(raised.value)
-    assert text.startswith("the plugin 'bad' " + said)
-    assert "swe_shape_reward() at 't-0'" in text
+    ):
+        shape = shaper(tmp_path, bad=hook(value))
+        with pytest.raises(
+            PluginError, match=r"expected a number from -1e6 to 1e6: return the reward"
+        ) as raised:
+            shape(make_rollout(), 1.0)
+        text = str(raised.value)
+        assert text.startswith("the plugin 'bad' " + said)
+        assert "swe_shape_reward() at 't-0'" in text
 
 
 def test_error_and_exit_of_a_plugin_name_its_line(tmp_path: Path) -> None:

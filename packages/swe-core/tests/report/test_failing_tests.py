@@ -126,13 +126,14 @@ def test_unittest_log_has_each_failure_with_its_place(suite: Path) -> None:
     assert failure.lines[-1].startswith("?")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["test_lists (test_suite.Old)", "test_lists (test_suite.Old.test_lists)", "test_suite.Old.test_lists"],
-)
-def test_names_of_a_unittest_mean_the_same(name: str) -> None:
-    failure = TestFailure("test_suite.Old.test_lists", "f.py", 1)
-    assert by_test([failure], [name, "other"]) == {name: failure}
+def test_names_of_a_unittest_mean_the_same() -> None:
+    for name in (
+        "test_lists (test_suite.Old)",
+        "test_lists (test_suite.Old.test_lists)",
+        "test_suite.Old.test_lists",
+    ):
+        failure = TestFailure("test_suite.Old.test_lists", "f.py", 1)
+        assert by_test([failure], [name, "other"]) == {name: failure}
 
 
 def test_name_without_its_file_is_found_where_it_is_unique() -> None:

@@ -33,37 +33,31 @@ def counts(errors: EqualErrors, *rollouts: Rollout) -> list[int]:
     return [len(errors.add(rollout)) for rollout in rollouts]
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
+def test_reasons_are_equal_whatever_ids_they_name() -> None:
+    for one, other in (
         ("HTTP 401: invalid key (request req_011CXyz9)", "HTTP 401: invalid key (request req_7Qb2c8Ws)"),
         ("t-1-0 cannot be opened", "t-2-0 cannot be opened"),
         ("container 3f9a1b2c4d5e died", "container 77aa0b2c4d51 died"),
         ("cannot write /tmp/swe-k3jd8f2a/file", "cannot write /tmp/swe-9fk2m1aa/file"),
-    ],
-)
-def test_reasons_are_equal_whatever_ids_they_name(one: str, other: str) -> None:
-    first, second = failed("t-1", one), failed("t-2", other)
-    reasons = [reason_of(each.failure, each.id, each.task_id) for each in (first, second) if each.failure]
-    assert reasons[0] == reasons[1]
+    ):
+        first, second = failed("t-1", one), failed("t-2", other)
+        reasons = [reason_of(each.failure, each.id, each.task_id) for each in (first, second) if each.failure]
+        assert reasons[0] == reasons[1]
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "are_one_kind"),
-    [
+def test_reasons_that_differ_may_be_one_kind() -> None:
+    for one, other, are_one_kind in (
         ("the image 'a/b:1' is missing", "the image 'c/d:2' is missing", True),
         ("no answer after 1.2s", "no answer after 950ms", True),
         ("it needs 3.2GB of 4 GiB", "it needs 17MB of 512 MB", True),
         ("1 of 3 failed", "1 in 3 failed", False),
         ("cannot read /testbed/a", "cannot read /testbed/b/c", True),
         ("the image is missing", "the engine is down", False),
-    ],
-)
-def test_reasons_that_differ_may_be_one_kind(one: str, other: str, are_one_kind: bool) -> None:
-    first, second = failed("t-1", one), failed("t-2", other)
-    reasons = [reason_of(each.failure, each.id, each.task_id) for each in (first, second) if each.failure]
-    assert reasons[0] != reasons[1]
-    assert (kind_of(reasons[0]) == kind_of(reasons[1])) is are_one_kind
+    ):
+        first, second = failed("t-1", one), failed("t-2", other)
+        reasons = [reason_of(each.failure, each.id, each.task_id) for each in (first, second) if each.failure]
+        assert reasons[0] != reasons[1]
+        assert (kind_of(reasons[0]) == kind_of(reasons[1])) is are_one_kind
 
 
 def test_equal_errors_end_a_run_at_their_limit() -> None:

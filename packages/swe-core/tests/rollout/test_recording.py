@@ -137,18 +137,7 @@ async def test_full_disk_is_an_engine_error(tmp_path: Path) -> None:
             await engine.end(_who())
 
 
-@pytest.mark.parametrize(
-    ("attempt", "agent", "expected"),
-    [
-        (1, "pi", "both"),
-        (1, "mini", "attempt"),
-        (0, "pi", "agent"),
-        (0, "mini", "any, newer"),
-    ],
-)
-async def test_most_specific_line_is_replayed(
-    tmp_path: Path, attempt: int, agent: str, expected: str
-) -> None:
+async def test_most_specific_line_is_replayed(tmp_path: Path) -> None:
     file = _write(
         tmp_path / "r.jsonl",
         _line("both", attempt=1, agent="pi"),
@@ -158,10 +147,13 @@ async def test_most_specific_line_is_replayed(
         _line("attempt", attempt=1),
         {**_line("other task"), "task_id": "u"},
     )
-    engine = ReplayEngine(ReplayConfig(file=file))
-    completion = await engine.complete(REQUEST, _who(attempt=attempt, agent=agent))
-    assert completion.message["content"] == expected
-    assert completion.model == "replay"
+    for attempt, agent, expected in (
+        (1, "pi", "both"), (1, "mini", "attempt"), (0, "pi", "agent"), (0, "mini", "any, newer"),
+    ):  # fmt: skip
+        engine = ReplayEngine(ReplayConfig(file=file))
+        completion = await engine.complete(REQUEST, _who(attempt=attempt, agent=agent))
+        assert completion.message["content"] == expected
+        assert completion.model == "replay"
     assert "no model was called" in engine.notes()[0]
     assert "hand-written" in engine.notes()
 
@@ -199,26 +191,23 @@ async def test_replay_without_a_reply_is_an_error(tmp_path: Path) -> None:
         await engine.complete(REQUEST, _who())
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
+def test_invalid_line_of_a_recording_is_named(tmp_path: Path) -> None:
+    for line, problem in (
         ("{not json", "Invalid JSON"),
         ('{"task_id": 7, "replies": []}', "task_id: .*string"),
         ('{"task_id": "t", "replies": [], "atempt": 1}', "atempt: Extra"),
         ('{"task_id": "t", "replies": [{"message": {"role": "user"}}]}', "role is 'assistant'"),
-    ],
-)
-def test_invalid_line_of_a_recording_is_named(tmp_path: Path, line: str, problem: str) -> None:
-    file = tmp_path / "r.jsonl"
-    file.write_text(json.dumps(GOOD) + "\n\n" + line + "\n")
-    with pytest.raises(ConfigError, match=rf"line 3 of the recording '.*r\.jsonl' .*({problem})"):
-        ReplayEngine(ReplayConfig(file=file))
+    ):
+        file = tmp_path / "r.jsonl"
+        file.write_text(json.dumps(GOOD) + "\n\n" + line + "\n")
+        with pytest.raises(ConfigError, match=rf"line 3 of the recording '.*r\.jsonl' .*({problem})"):
+            ReplayEngine(ReplayConfig(file=file))
 
 
-@pytest.mark.parametrize("file", [None, Path("/nowhere/r.jsonl"), Path("/")])
-def test_missing_recording_is_an_error(file: Path | None) -> None:
-    with pytest.raises(ConfigError, match=r"pass --recording FILE|cannot be read .*name an existing"):
-        ReplayEngine(ReplayConfig(file=file))
+def test_missing_recording_is_an_error() -> None:
+    for file in (None, Path("/nowhere/r.jsonl"), Path("/")):
+        with pytest.raises(ConfigError, match=r"pass --recording FILE|cannot be read .*name an existing"):
+            ReplayEngine(ReplayConfig(file=file))
 
 
 async def test_replayed_shell_command_calls_the_shell_tool_of_the_agent(tmp_path: Path) -> None:

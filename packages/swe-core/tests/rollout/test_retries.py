@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import anyio
 import pytest
 
 from swe_core.api.records import Rollout
 from swe_core.api.rollout_request import RolloutRequest
 from swe_core.api.sandbox import Sandbox
 from swe_core.errors import (
-    AgentError,
     EngineUnavailable,
     GraderError,
     ImageNotFound,
@@ -129,12 +127,6 @@ async def test_rollout_errors_after_its_last_retry(bench: Bench) -> None:
     bench.accounted()
 
 
-async def test_rollout_without_retries_errors_at_once(bench: Bench) -> None:
-    fail(bench, "export")
-    rollout = (await bench.runner.run(bench.first)).rollout
-    assert (rollout.outcome, rollout.retried) == ("error", ())
-
-
 @pytest.mark.parametrize(
     ("where", "error", "tries"),
     [
@@ -142,11 +134,9 @@ async def test_rollout_without_retries_errors_at_once(bench: Bench) -> None:
         ("open", OSError("a defect of the provider"), 2),
         ("open", PolicyRefused("no such limit here"), 1),
         ("open", ImageNotFound("no such image"), 1),
-        ("open", AgentError("it crashed"), 1),
         ("open", EngineUnavailable("it is down"), 1),
         ("grade", GraderError("it cannot decide"), 1),
-        pytest.param("grade", KeyError("a defect of the grader"), 1, marks=pytest.mark.slow),
-        pytest.param("grade", SandboxBroken("by the tests"), 1, marks=pytest.mark.slow),
+        ("grade", SandboxBroken("by the tests"), 1),
     ],
 )
 async def test_only_sandbox_errors_are_retried(
@@ -172,24 +162,23 @@ async def test_exported_patch_survives_failed_sandbox_close(bench: Bench) -> Non
     bench.accounted()
 
 
-@pytest.mark.parametrize("why", ["stale", pytest.param(None, marks=pytest.mark.slow)])
-async def test_cancellation_in_a_later_attempt_keeps_both(bench: Bench, why: str | None) -> None:
+async def test_cancellation_in_a_later_attempt_keeps_both(bench: Bench) -> None:
     """The record has both attempts, and every dropped token a reason."""
     fail(bench, "export")
-    scope = anyio.CancelScope()
 
     def turn(rollout_id: str) -> None:
         if [name for _, name in bench.witness.seen].count("turn") == 2:
-            scope.cancel() if why is None else bench.runner.cancel(rollout_id, why)
+            bench.runner.cancel(rollout_id, "stale")
 
     bench.witness.on_turn = turn
-    with scope:
-        await bench.runner.run(again(bench.first, 1))
-    (rollout,) = bench.run.rollouts()
-    assert (rollout.outcome, rollout.cancelled_as, rollout.failure) == ("cancelled", why, None)
+    bench.provider.flavors = ["small"] * 2
+    rollout = (await bench.runner.run(again(bench.first, 1))).rollout
+    assert (rollout.outcome, rollout.cancelled_as, rollout.failure) == ("cancelled", "stale", None)
     assert len(rollout.retried) == 1
-    assert rollout.ledger.dropped.keys() == {"retried", why or "cancelled"}
+    assert rollout.ledger.dropped.keys() == {"retried", "stale"}
     assert sum(rollout.ledger.dropped.values()) == rollout.ledger.sampled
+    (used,) = rollout.sandboxes  # the time of cancelled rollouts counts, too
+    assert (used.purpose, used.flavor, used.sandboxes) == ("agent", "small", 2)
     bench.accounted()
 
 
@@ -243,38 +232,16 @@ async def test_unarchivable_attempt_ends_the_run(bench: Bench, monkeypatch: pyte
     assert list((left.path / FOLDERS).iterdir()) == []
 
 
-async def test_retried_rollout_stays_finished_on_resume(bench: Bench) -> None:
-    fail(bench, "export")
-    rollout = (await bench.runner.run(again(bench.first, 1))).rollout
-    before = files(bench, rollout)
-    assert RunDirectory.resume(bench.run.path, bench.run.redactor).finished() == {rollout.id: "resolved"}
-    assert files(bench, rollout) == before
-    bench.accounted()
-
-
 # Time.
 
 
-@pytest.mark.parametrize(
-    ("flavors", "used"),
-    [
-        (["small", "small", "large"], {("agent", "small"): 2, ("grade", "large"): 1}),
-        pytest.param(
-            ["small", "large"],
-            {("agent", "small"): 1, ("agent", "large"): 1, ("grade", None): 1},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param([], {("agent", None): 2, ("grade", None): 1}, marks=pytest.mark.slow),
-    ],
-)
-async def test_sandbox_time_is_summed_by_purpose_and_flavor(
-    bench: Bench, flavors: list[str], used: dict[tuple[str, str | None], int]
-) -> None:
+async def test_sandbox_time_is_summed_by_purpose_and_flavor(bench: Bench) -> None:
     """Lost attempts count, since they are billed; a sandbox that did not open does not."""
-    bench.provider.flavors = flavors
+    bench.provider.flavors = ["small", "large"]
     fail(bench, "export")
     rollout = (await bench.runner.run(again(bench.first, 1))).rollout
-    assert {(one.purpose, one.flavor): one.sandboxes for one in rollout.sandboxes} == used
+    used = {(one.purpose, one.flavor): one.sandboxes for one in rollout.sandboxes}
+    assert used == {("agent", "small"): 1, ("agent", "large"): 1, ("grade", None): 1}
     assert all(one.seconds > 0 for one in rollout.sandboxes)
     assert sum(one.seconds for one in rollout.sandboxes) <= rollout.seconds
 
@@ -294,11 +261,3 @@ async def test_sandbox_time_excludes_opening(bench: Bench, monkeypatch: pytest.M
     bench.witness.on_turn = passes(8.0)
     rollout = (await bench.runner.run(bench.first)).rollout
     assert {one.purpose: one.seconds for one in rollout.sandboxes} == {"agent": 8.0, "grade": 0.0}
-
-
-async def test_sandbox_time_includes_cancelled_rollouts(bench: Bench) -> None:
-    bench.witness.on_turn = lambda rollout_id: bench.runner.cancel(rollout_id, "stale")
-    bench.provider.flavors = ["small"]
-    rollout = (await bench.runner.run(bench.first)).rollout
-    (used,) = rollout.sandboxes
-    assert (used.purpose, used.flavor, used.sandboxes) == ("agent", "small", 1)

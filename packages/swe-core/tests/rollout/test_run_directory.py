@@ -303,47 +303,44 @@ def test_rewritten_metadata_is_read(run: RunDirectory) -> None:
     assert run.info == RunDirectory.open(run.path).info == info
 
 
-@pytest.mark.parametrize(
-    ("file", "lines", "says"),
-    [("rollouts.jsonl", b"{}\n", "line 1 of '.*/rollouts.jsonl' is not a finished rollout"),
-     ("rollouts.jsonl", b"[]\n", "line 1 of"), ("rollouts.jsonl", b"{\n{", "line 1 of"),
-     ("a/turns.jsonl", b'WHOLE{"index": 2, "st\n', "line 2 of '.*a/turns.jsonl' is not a recorded call"),
-     ("a/turns.jsonl", b'WHOLE{"undelivered":[0,\n', "line 2 of '.*a/turns.jsonl' is not a list of calls"),
-     ("a/transcript.jsonl", b"7\n", "line 1 of '.*a/transcript.jsonl' is not an agent's event")],
-)  # fmt: skip
-def test_damaged_line_is_named(run: RunDirectory, file: str, lines: bytes, says: str) -> None:
+def test_damaged_line_is_named(run: RunDirectory) -> None:
     run.folder("a").close()
     whole = make_turn(0).model_dump_json().encode() + b"\n"
-    (run.path / ("" if file == "rollouts.jsonl" else "rollouts") / file).write_bytes(
-        lines.replace(b"WHOLE", whole)
-    )
-    readers = [run.finished, run.rollouts] if file == "rollouts.jsonl" else []
-    for read in readers or [lambda: run.turns("a") + run.events("a")]:
-        with pytest.raises(UsageError, match=says):
-            read()
+    for file, lines, says in (
+        ("rollouts.jsonl", b"{}\n", "line 1 of '.*/rollouts.jsonl' is not a finished rollout"),
+        ("rollouts.jsonl", b"[]\n", "line 1 of"), ("rollouts.jsonl", b"{\n{", "line 1 of"),
+        ("a/turns.jsonl", whole + b'{"index": 2, "st\n', "line 2 of '.*turns.jsonl' is not a recorded call"),
+        ("a/turns.jsonl", whole + b'{"undelivered":[0,\n', "line 2 of .* is not a list of calls"),
+        ("a/transcript.jsonl", b"7\n", "line 1 of '.*a/transcript.jsonl' is not an agent's event"),
+    ):  # fmt: skip
+        (run.path / ("" if file == "rollouts.jsonl" else "rollouts") / file).write_bytes(lines)
+        readers = {"rollouts.jsonl": [run.finished, run.rollouts], "a/turns.jsonl": [lambda: run.turns("a")]}
+        for read in readers.get(file, [lambda: run.events("a")]):
+            with pytest.raises(UsageError, match=says):
+                read()
 
 
-@pytest.mark.parametrize(
-    ("out", "says"), [("run", "not empty"), ("file", "cannot write"), ("file/x", "cannot write")]
-)
-def test_new_run_takes_no_path_that_is_used(tmp_path: Path, run: RunDirectory, out: str, says: str) -> None:
-    (tmp_path / "file").write_text("")
-    for refuses in (lambda path: RunDirectory.create(path, run.info, Redactor()), RunDirectory.require_free):
-        with pytest.raises(UsageError, match=says):
-            refuses(tmp_path / out)
+def test_new_run_takes_no_path_that_is_used(tmp_path: Path, run: RunDirectory) -> None:
+    for out, says in (("run", "not empty"), ("file", "cannot write"), ("file/x", "cannot write")):
+        (tmp_path / "file").write_text("")
+        for refuses in (
+            lambda path: RunDirectory.create(path, run.info, Redactor()),
+            RunDirectory.require_free,
+        ):
+            with pytest.raises(UsageError, match=says):
+                refuses(tmp_path / out)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "not a run directory"), ("{", "not JSON"), ('{"format": 99}', "format 99"), ("[]", "format None"),
-     ('{"format": 6}', "format 6, and .* reads 7: read it with the version that wrote it"),
-     ('{"format": 7}', "damaged")],
-)  # fmt: skip
-def test_open_rejects_other_directories(tmp_path: Path, content: str | None, message: str) -> None:
-    if content is not None:
-        (tmp_path / "run.json").write_text(content)
-    with pytest.raises(UsageError, match=message):
-        RunDirectory.open(tmp_path)
+def test_open_rejects_other_directories(tmp_path: Path) -> None:
+    for content, message in (
+        (None, "not a run directory"), ("{", "not JSON"), ('{"format": 99}', "format 99"),
+        ("[]", "format None"), ('{"format": 7}', "damaged"),
+        ('{"format": 6}', "format 6, and .* reads 7: read it with the version that wrote it"),
+    ):  # fmt: skip
+        if content is not None:
+            (tmp_path / "run.json").write_text(content)
+        with pytest.raises(UsageError, match=message):
+            RunDirectory.open(tmp_path)
 
 
 def test_secrets_are_redacted_except_in_the_patch(run: RunDirectory) -> None:
@@ -372,15 +369,15 @@ def test_ids_and_logprobs_are_not_redacted(run: RunDirectory) -> None:
     assert turn.error == f"what is {MARK}?"
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_secret_split_over_two_writes_is_redacted(run: RunDirectory, size: int) -> None:
-    folder = run.folder("a")
+def test_secret_split_over_two_writes_is_redacted(run: RunDirectory) -> None:
     printed = b"key=sekret-token-1 sekret-token- sekret-token-1\nsek"
-    for start in range(0, len(printed), size):
-        folder.add_output(printed[start : start + size])
-    folder.close()
-    logged = (folder.path / "agent.log").read_bytes()
-    assert logged == b"key=[redacted] sekret-token- [redacted]\nsek"
+    for size in (1, 2, 5):
+        folder = run.folder(str(size))
+        for start in range(0, len(printed), size):
+            folder.add_output(printed[start : start + size])
+        folder.close()
+        logged = (folder.path / "agent.log").read_bytes()
+        assert logged == b"key=[redacted] sekret-token- [redacted]\nsek"
 
 
 def test_log_and_transcript_are_bounded(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,31 +52,23 @@ def test_damaged_run_is_among_them_and_never_the_latest(here: Path, created: str
     assert find_run("latest") == Path("runs/whole")
 
 
-@pytest.mark.parametrize(
-    ("outcomes", "planned", "state", "finished"),
-    [
+def test_state_of_a_run(tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, str], int | None, str, int]] = [
         ({}, 2, "interrupted", 0),
         ({"t1": "resolved", "t2": "cancelled"}, 2, "interrupted", 1),
         ({"t1": "resolved", "t2": "error"}, 2, "finished", 2),
         ({"t1": "resolved"}, None, "ended", 1),
-    ],
-)
-def test_state_of_a_run(
-    tmp_path: Path, outcomes: dict[str, str], planned: int | None, state: str, finished: int
-) -> None:
-    run = run_of(tmp_path / "run", 1, planned, **outcomes)
-    found = summary_of(run)
-    assert (found.state, found.finished, found.planned) == (state, finished, planned)
-    assert state_of(run) == state
-    with locked(run.path):
-        assert is_locked(run.path)
-        assert state_of(run) == "running"
-
-
-def test_rollout_that_a_worker_cancelled_is_finished(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", planned=1)
-    run.append(make_rollout("t", outcome="cancelled", cancelled_as="stale"))
-    assert state_of(run) == "finished"
+    ]
+    for number, (outcomes, planned, state, finished) in enumerate(cases):
+        run = run_of(tmp_path / str(number), 1, planned, **outcomes)
+        found = summary_of(run)
+        assert (found.state, found.finished, found.planned) == (state, finished, planned)
+        assert state_of(run) == state
+        with locked(run.path):
+            assert is_locked(run.path)
+            assert state_of(run) == "running"
+    run.append(make_rollout("t", outcome="cancelled", cancelled_as="stale"))  # by a worker
+    assert summary_of(run).finished == 2
 
 
 def test_summary_names_agent_and_model_of_the_rollouts(tmp_path: Path) -> None:
@@ -110,31 +102,25 @@ def test_latest_may_be_a_folder_of_its_own(here: Path) -> None:
     assert find_run("./latest") == Path("latest")
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
+def test_wrong_name_gets_a_suggestion(here: Path) -> None:
+    run_of(here / "runs" / "20260101-agent")
+    for text, says in (
         ("20260101-agnet", "no run '20260101-agnet'; did you mean 'runs/20260101-agent'?"),
         ("runs/20260101-agnt", "did you mean 'runs/20260101-agent'?"),
         ("zzz", "no run 'zzz'; 'latest' is 'runs/20260101-agent', and `swe-core runs` lists all"),
         ("a" * 5000, "there is no run 'aaa"),
-    ],
-)
-def test_wrong_name_gets_a_suggestion(here: Path, text: str, says: str) -> None:
-    run_of(here / "runs" / "20260101-agent")
-    with pytest.raises(UsageError) as caught:
-        find_run(text)
-    assert says in str(caught.value)
+    ):
+        with pytest.raises(UsageError) as caught:
+            find_run(text)
+        assert says in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
+@pytest.mark.usefixtures("here")
+def test_without_runs_the_error_says_how_to_get_one() -> None:
+    for text, says in (
         ("latest", "there is no run in 'runs': start one with `swe-core run`, or give a run directory"),
         ("x", "there is no run 'x'; give the directory that `swe-core run` printed"),
-    ],
-)
-@pytest.mark.usefixtures("here")
-def test_without_runs_the_error_says_how_to_get_one(text: str, says: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        find_run(text)
-    assert str(caught.value) == says
+    ):
+        with pytest.raises(UsageError) as caught:
+            find_run(text)
+        assert str(caught.value) == says

@@ -10,7 +10,7 @@ import pytest
 
 from swe_core.api.engine import Usage
 from swe_core.api.grader import Grade
-from swe_core.api.records import Ledger, Outcome
+from swe_core.api.records import Ledger
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import AgentError, LedgerError, SandboxDied
 from swe_core.rollout.agent_run import AgentRun
@@ -36,40 +36,36 @@ def _notes(book: TokenLog) -> RolloutState:
     )
 
 
-@pytest.mark.parametrize(
-    ("outcome", "trainable", "dropped"),
-    [
+def test_rollout_without_verdict_has_no_trainable_tokens() -> None:
+    for outcome, trainable, dropped in (
         ("resolved", 3, {}),
         ("unresolved", 3, {}),
         ("error", 0, {"error": 3}),
         ("cancelled", 0, {"cancelled": 3}),
-    ],
-)
-def test_rollout_without_verdict_has_no_trainable_tokens(
-    outcome: Outcome, trainable: int, dropped: dict[str, int]
-) -> None:
-    book = TokenLog()
-    book.add(0, make_sampled([1], [2, 3, 4]))
-    record = _notes(book).record(outcome, datetime.now(UTC), 1.0)
-    assert record.outcome == outcome
-    assert (record.ledger.sampled, record.ledger.trainable, record.ledger.dropped) == (3, trainable, dropped)
-    assert (record.ended_by, record.finish_reason) == ("turns", "length")
+    ):
+        book = TokenLog()
+        book.add(0, make_sampled([1], [2, 3, 4]))
+        record = _notes(book).record(outcome, datetime.now(UTC), 1.0)
+        assert record.outcome == outcome
+        assert (record.ledger.sampled, record.ledger.trainable, record.ledger.dropped) == (
+            3,
+            trainable,
+            dropped,
+        )
+        assert (record.ended_by, record.finish_reason) == ("turns", "length")
 
 
-@pytest.mark.parametrize(
-    ("outcome", "grade", "reward"),
-    [
+def test_reward_is_that_of_the_grade() -> None:
+    for outcome, grade, reward in (
         ("resolved", Grade(resolved=True), 1.0),
         ("unresolved", Grade(resolved=False), 0.0),
         ("unresolved", Grade(resolved=False, reward=0.5), 0.5),
         ("cancelled", Grade(resolved=True), None),
-    ],
-)
-def test_reward_is_that_of_the_grade(outcome: Outcome, grade: Grade, reward: float | None) -> None:
-    notes = _notes(TokenLog())
-    notes.grade = grade
-    record = notes.record(outcome, datetime.now(UTC), 1.0)
-    assert (record.reward, record.unshaped_reward) == (reward, reward)
+    ):
+        notes = _notes(TokenLog())
+        notes.grade = grade
+        record = notes.record(outcome, datetime.now(UTC), 1.0)
+        assert (record.reward, record.unshaped_reward) == (reward, reward)
 
 
 def test_unbalanced_tokens_are_an_engine_error() -> None:

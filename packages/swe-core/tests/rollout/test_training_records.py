@@ -174,8 +174,6 @@ def test_group_that_was_closed_twice_counts_once(tmp_path: Path) -> None:
 def test_lines_that_do_not_fit_leave_the_file_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import os
-
     file = tmp_path / GROUPS_FILE
     write(file, group(0))
     before = file.read_bytes()
@@ -207,23 +205,17 @@ def evaluation(step: int, version: int, resolved: int = 1) -> Evaluation:
     )
 
 
-@pytest.mark.parametrize(
-    ("lines", "kept"),
-    [
+def test_evaluations_of_lost_weights_are_left_out(tmp_path: Path) -> None:
+    assert read_evaluations(tmp_path) == []
+    file = tmp_path / EVALUATIONS_FILE
+    for lines, kept in (
         ([(0, 1), (10, 11), (20, 21)], [(0, 1), (10, 11), (20, 21)]),
         ([(0, 1), (20, 21), (10, 11)], [(0, 1), (10, 11), (20, 21)]),  # they overlapped
         ([(10, 11), (10, 11)], [(10, 11)]),  # a kill before the journal's entry
         ([(10, 11), (20, 21), (30, 31), (20, 36)], [(10, 11), (20, 36)]),  # resumed from step 15
         ([(20, 21), (30, 31), (30, 46), (20, 36)], [(20, 36), (30, 46)]),  # and they overlapped
-    ],
-)
-def test_evaluations_of_lost_weights_are_left_out(
-    tmp_path: Path, lines: list[tuple[int, int]], kept: list[tuple[int, int]]
-) -> None:
-    write(tmp_path / EVALUATIONS_FILE, *(evaluation(*line) for line in lines))
-    append_lines(tmp_path / EVALUATIONS_FILE, [b'{"step": 1}', b"{"])
-    assert [(one.step, one.version) for one in read_evaluations(tmp_path)] == kept
-
-
-def test_run_without_evaluations_has_none(tmp_path: Path) -> None:
-    assert read_evaluations(tmp_path) == []
+    ):
+        file.write_bytes(b"")
+        write(file, *(evaluation(*line) for line in lines))
+        append_lines(file, [b'{"step": 1}', b"{"])
+        assert [(one.step, one.version) for one in read_evaluations(tmp_path)] == kept

@@ -83,9 +83,10 @@ def test_image_map_matches_image_or_instance(tmp_path: Path, suffix: str) -> Non
     assert [task.image for task in some] == ["mine:1"]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "says"),
-    [
+def test_invalid_image_map_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the image map"):
+        select(*TEN, image_map=str(tmp_path / "m.json"))
+    for name, text, says in (
         ("m.toml", "t1 = 1", "the value of 't1' is not the name of a container image"),
         ("m.toml", "a b", "is not TOML"),
         ("m.json", "[]", "holds no table"),
@@ -93,30 +94,23 @@ def test_image_map_matches_image_or_instance(tmp_path: Path, suffix: str) -> Non
         ("m.json", '{"t1": "two words"}', "the value of 't1' is not the name of a container image"),
         ("m.json", '{"t1": "x", "image-t_2": "x"}', "instance id 'image-t_2'; did you mean 'image-t2'?"),
         ("m.json", '{"nothing": "x"}', "or the instance id 'nothing'; the first id is 't0'"),
-        ("map.json", '{"a/b": "c/d", "a/b": "e/f"}', "the key 'a/b' appears twice; remove one"),
-    ],
-)  # fmt: skip
-def test_invalid_image_map_is_an_error(tmp_path: Path, name: str, text: str, says: str) -> None:
-    with pytest.raises(ConfigError, match="cannot read the image map"):
-        select(*TEN, image_map=str(tmp_path / name))
-    (tmp_path / name).write_text(text)
-    with pytest.raises(ConfigError, match=says):
-        select(*TEN, image_map=str(tmp_path / name))
+        ("m.json", '{"a/b": "c/d", "a/b": "e/f"}', "the key 'a/b' appears twice; remove one"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ConfigError, match=says):
+            select(*TEN, image_map=str(tmp_path / name))
 
 
-@pytest.mark.parametrize(
-    ("run", "says"),
-    [
+def test_selection_without_tasks_is_an_error() -> None:
+    for run, says in (
         ({"filter": ["repo=o/none"]}, "--filter repo=o/none leaves none of 10 tasks"),
         ({"filter": ["repos=o/*"]}, "no task has the column 'repos'; did you mean 'repo'?"),
         ({"filter": ["repo"]}, "expected COLUMN=GLOB"),
         ({"filter": [" =x"]}, "expected COLUMN=GLOB"),
         ({"only": ["t11"]}, "--task 't11': no such task; did you mean 't1"),
-    ],
-)
-def test_selection_without_tasks_is_an_error(run: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError if "GLOB" in says else TaskError, match=re.escape(says)):
-        select(*TEN, **run)
+    ):
+        with pytest.raises(ConfigError if "GLOB" in says else TaskError, match=re.escape(says)):
+            select(*TEN, **run)
 
 
 def test_empty_source_is_an_error() -> None:

@@ -91,17 +91,17 @@ def test_secret_that_extends_another_is_replaced_whole() -> None:
     assert redactor.split("sk-canary-1") == (f"{MARK}-1", "")
 
 
-@pytest.mark.parametrize("secret", ['sk-"quoted"-1', "sk-back\\slash-1", "sk-sl/ash-123", "sk-schlüssel-1"])
-def test_secret_is_found_in_json_escapes(secret: str) -> None:
-    redactor = redactor_of([secret])
-    for ascii_only in (True, False):
-        inside = json.dumps({"command": secret}, ensure_ascii=ascii_only)
-        for written in (inside, inside.replace("/", "\\/")):
-            assert json.loads(redactor.text(written)) == {"command": MARK}
-            outside = json.dumps({"arguments": written}, ensure_ascii=ascii_only).encode()
-            assert json.loads(json.loads(redactor.data(outside))["arguments"]) == {"command": MARK}
-    redactor.discard(secret)
-    assert redactor.text(inside) == inside
+def test_secret_is_found_in_json_escapes() -> None:
+    for secret in ('sk-"quoted"-1', "sk-back\\slash-1", "sk-sl/ash-123", "sk-schlüssel-1"):
+        redactor = redactor_of([secret])
+        for ascii_only in (True, False):
+            inside = json.dumps({"command": secret}, ensure_ascii=ascii_only)
+            for written in (inside, inside.replace("/", "\\/")):
+                assert json.loads(redactor.text(written)) == {"command": MARK}
+                outside = json.dumps({"arguments": written}, ensure_ascii=ascii_only).encode()
+                assert json.loads(json.loads(redactor.data(outside))["arguments"]) == {"command": MARK}
+        redactor.discard(secret)
+        assert redactor.text(inside) == inside
 
 
 def test_redaction_covers_every_text_of_a_value() -> None:
@@ -201,10 +201,12 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize(("names", "secret"), [(CREDENTIALS, True), (OTHERS, False)])
-def test_names_of_secrets_are_told_from_similar_ones(names: str, secret: bool) -> None:
-    for name in names.split():
-        assert redaction.names_credential(name) == redaction.names_credential(f"role.{name}") == secret, name
+def test_names_of_secrets_are_told_from_similar_ones() -> None:
+    for names, secret in ((CREDENTIALS, True), (OTHERS, False)):
+        for name in names.split():
+            assert redaction.names_credential(name) == redaction.names_credential(f"role.{name}") == secret, (
+                name
+            )
 
 
 def test_secret_settings_are_found() -> None:
@@ -232,17 +234,14 @@ def test_log_records_and_tracebacks_are_redacted() -> None:
     assert f"KeyError: '{MARK}'" in stream.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("secrets", "text"),
-    [
+def test_overlapping_secrets_are_redacted() -> None:
+    for secrets, text in (
         (("abcdefgh1234", "XXXXXXXXabcdefgh1234YYYYYYYY"), "XXXXXXXXabcdefgh1234YYYYYYYY"),
         (("abcdefgh1234", "1234ZZZZ99"), "abcdefgh1234ZZZZ99"),
-    ],
-)
-def test_overlapping_secrets_are_redacted(secrets: tuple[str, str], text: str) -> None:
-    redactor = redactor_of([*secrets])
-    assert redactor.text(f"<{text}>") == f"<{MARK}>"
-    assert redactor.data(f"<{text}>".encode()) == f"<{MARK}>".encode()
+    ):
+        redactor = redactor_of([*secrets])
+        assert redactor.text(f"<{text}>") == f"<{MARK}>"
+        assert redactor.data(f"<{text}>".encode()) == f"<{MARK}>".encode()
 
 
 def test_control_characters_do_not_hide_a_secret() -> None:

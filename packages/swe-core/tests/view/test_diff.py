@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from swe_core.view.diff import MAX_FILE_LINES, MAX_FILES, MAX_LINES, patch_at, patch_of
 
 PATCH = b"""diff --git a/src/a.py b/src/a.py
@@ -78,16 +76,13 @@ def test_patch_outside_of_the_run_is_not_read(tmp_path: Path) -> None:
     assert patch_at(tmp_path / "run" / "patch.diff", tmp_path / "run") is None
 
 
-@pytest.mark.parametrize(
-    ("patch", "path"),
-    [
+def test_path_is_whole() -> None:
+    for patch, path in (
         ("diff --git a/src/auth b/README.md b/src/auth b/README.md\nold mode 100644", "src/auth b/README.md"),
         ("diff --git a/x b/y b/x b/y\n--- a/x b/y\n+++ b/x b/y\t\n@@ -1 +1 @@\n-a\n+b", "x b/y"),
         ("diff --git a/x b/y\ndeleted file mode 100644\n--- a/x\n+++ /dev/null\n@@ -1 +0,0 @@\n-a", "x"),
         ("diff --git a/x b/p b/q\nrename from x\nrename to p b/q", "p b/q"),
         (r'diff --git "a/\303\244" "b/\303\244"', r"\303\244"),
-    ],
-)
-def test_path_is_whole(patch: str, path: str) -> None:
-    (one,) = patch_of(patch.encode()).files
-    assert one.path == path
+    ):
+        (one,) = patch_of(patch.encode()).files
+        assert one.path == path

@@ -94,19 +94,16 @@ ALIKE = "the group has no spread, so every advantage is 0"
 SKIPPED = "The trainer skipped this group, so none of its rows was trained"
 
 
-@pytest.mark.parametrize(
-    ("group", "said"),
-    [
+def test_sentence_says_why_an_advantage_is_what_it_is() -> None:
+    for group, said in (
         (closed([0.0] * 4, "no_spread"), f"All 4 rewards are equal (0.0): {ALIKE}. The trainer skipped it"),
         (closed([1.0, 1.0]), f"All 2 rewards are equal (1.0): {ALIKE}. The trainer trained it all the same"),
         (closed([1.0, None], "too_few_scored"), f"{SKIPPED}: too few of its attempts have a verdict"),
         (closed([1.0, 0.0], "overlong"), f"{SKIPPED}: too few of its attempts with a verdict were not cut"),
         (closed([None, 1.0, 0.0]), "have a mean of 0.5 and a standard deviation of 0.5: an advantage is ("),
         (closed([0.0, 1.0, 0.0], None, "stale"), "1 of the 3 attempts does not count"),
-    ],
-)
-def test_sentence_says_why_an_advantage_is_what_it_is(group: ClosedGroup, said: str) -> None:
-    assert said in why_advantages([], group, training=True)
+    ):
+        assert said in why_advantages([], group, training=True)
 
 
 def test_sentence_of_an_open_group_and_of_an_evaluation() -> None:

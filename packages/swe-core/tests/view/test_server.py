@@ -114,14 +114,11 @@ async def test_path_without_a_slash_leads_to_the_page(training: Path) -> None:
         assert (answer.status, answer.headers["Location"]) == (302, "./train/?text=moto")
 
 
-@pytest.mark.parametrize(
-    ("place", "said"),
-    [
+def test_what_is_not_there_is_a_sentence(training: Path) -> None:
+    for place, said in (
         ("compare/train/none", "There is no run 'none' here"),
         ("run/train/rollout/none", "The run 'train' has no rollout 'none'"),
         ("run/train/group/g77", "has no group 'g77'"),
-    ],
-)
-def test_what_is_not_there_is_a_sentence(training: Path, place: str, said: str) -> None:
-    with pytest.raises(NotShown, match=said):
-        html(Site([training]), *place.split("/"))
+    ):
+        with pytest.raises(NotShown, match=said):
+            html(Site([training]), *place.split("/"))

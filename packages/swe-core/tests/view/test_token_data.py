@@ -205,11 +205,11 @@ def test_message_is_text_with_its_calls_and_other_fields() -> None:
     assert shown_message(message)[:3] == ("assistant", 'So:\n[calls] bash {"command":"ls"}\n[name] 3', 0)
 
 
-@pytest.mark.parametrize("content", [None, 5, [1, None], {"a": 1}, [{"type": "image_url", "image_url": {}}]])
-def test_message_of_any_form_is_shown(content: object) -> None:
-    turn = make_turn(messages=[{"content": content, "tool_calls": [None, {"function": 1}], "role": 7}])
-    (found,) = message_data([turn], 0)
-    assert found["new"][0][0] == "7"
+def test_message_of_any_form_is_shown() -> None:
+    for content in (None, 5, [1, None], {"a": 1}, [{"type": "image_url", "image_url": {}}]):
+        turn = make_turn(messages=[{"content": content, "tool_calls": [None, {"function": 1}], "role": 7}])
+        (found,) = message_data([turn], 0)
+        assert found["new"][0][0] == "7"
 
 
 def test_hostile_texts_do_not_end_the_data(tmp_path: Path) -> None:

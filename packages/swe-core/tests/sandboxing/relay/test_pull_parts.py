@@ -37,9 +37,9 @@ def test_frames_are_read_from_any_pieces(bodies: list[bytes], cuts: list[int], t
     assert found == list(enumerate(bodies, start=1))
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
+def test_invalid_frames_are_rejected() -> None:
+    """It comes from a sandbox: nothing of it may end up in a request."""
+    for said in (
         b"nonsense\n",
         b"[]\n",
         b"{}\n",
@@ -55,12 +55,9 @@ def test_frames_are_read_from_any_pieces(bodies: list[bytes], cuts: list[int], t
         request(headers=[["a", "\u0101"]]),
         request(more=1),
         b"x" * (MAX_LINE + 1),
-    ],
-)
-def test_invalid_frames_are_rejected(said: bytes) -> None:
-    """It comes from a sandbox: nothing of it may end up in a request."""
-    with pytest.raises(ProtocolError, match="relay inside sent"):
-        list(Unpacker().feed(said))
+    ):
+        with pytest.raises(ProtocolError, match="relay inside sent"):
+            list(Unpacker().feed(said))
 
 
 def test_hop_by_hop_headers_are_dropped() -> None:
