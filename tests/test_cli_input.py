@@ -18,6 +18,59 @@ from swe_testing.hf import LocalHF
 from .conftest import Command, SweCore
 
 URL = ("--engine-url", "http://127.0.0.1:9/v1", "--model", "m")
+HANDED_OVER = ("--mode", "black-box", "--network", "full", "--agent-key-env", "PATH", "--model", "m")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--plugins", "nonsense"], "unknown plugin 'nonsense'"),
+        (["--plugins", "oracle,nop"], "'oracle'.*'nop'.*--agent"),
+        (["--agent", "orakle"], "unknown agent 'orakle' (did you mean 'oracle'?)"),
+        (["--sandbox", "nonsense"], "unknown sandbox 'nonsense'"),
+        (["-p", "./none.py"], "no such file"),
+        (["--tasks", "none.jsonl"], "neither a file nor a data set OWNER/NAME nor a task source"),
+        (["--tasks", "dmo"], "did you mean 'demo'?"),
+        (["--task", "nonsense"], "--task 'nonsense': no such task"),
+        (["--attempts", "0"], "'--attempts': 0 is not in the range"),
+        (["--set", "run.attempts=0"], "run.attempts"),
+        (["--concurrency", "0"], "'--concurrency': 0 is not in the range"),
+        (["--limit", "0"], "'--limit': 0 is not in the range"),
+        (["--engine", "openai"], "--engine-url"),
+        (["--engine", "openai", "--engine-url", "http://127.0.0.1:9/v1"], "--model"),
+        (["--engine", "replay", *URL], "takes no --engine-url"),
+        (["--recording", "none.jsonl"], "none.jsonl"),
+        (["--mode", "black-box", *URL], "--network full"),
+        (["--mode", "black-box", "--network", "full", *URL], "--agent-key-env"),
+        (["--mode", "black-box", "--network", "full", *URL, "--agent-key-env", "SWE_NO_SUCH"], "SWE_NO_SUCH"),
+        ([*HANDED_OVER, "--engine-url", "notaurl"], "not a base URL"),
+        ([*HANDED_OVER, "--engine-url", "http://user:passw0rd@127.0.0.1:9/v1"], "has a user or password"),
+        (["--plugins", "hf", "--set", "sandbox.hf.flavour=x"], "did you mean 'flavor'?"),
+        (["-p", "no:local"], "'local' is blocked by -p no:local"),
+        (["--agent-key-env", "PATH", *URL], "--agent-key-env is for --mode black-box"),
+        (["--agent", "oracle", *URL], "'oracle' makes no LLM calls: leave out --model and --engine-url"),
+        (["--agent", "nop", "--mode", "black-box"], "'nop' makes no LLM calls: leave out --mode"),
+        (["--recording", "r.jsonl", "--record", "./r.jsonl"], "--record and --recording name the same file"),
+        (["--attempts", "2", "--set", "run.attempts=3"], "another option sets 'run.attempts' to a different"),
+        (["--split", "dev"], "takes no --split: leave it out"),
+        (["--resume", "nowhere"], "there is no run 'nowhere'"),
+        (["--agnet", "pi"], "no such option '--agnet'; did you mean '--agent'?"),
+        (["--attempts", "x"], "invalid value for '--attempts': 'x' is not a whole number; see `swe-core run"),
+        (["--mode", "white"], "run.mode"),
+        (["--network", "some"], "resources.network"),
+        (["--set", "sandbox.locl.x=1"], "did you mean 'local'?"),
+        (["--set", "sandbox.local.nonsense=1"], "unknown setting 'nonsense'"),
+        (["--config", "none.toml"], "cannot read the settings file"),
+        (["--sandbox", "local", "--attempts", "x"], "--attempts"),
+    ],
+)
+def test_one_sentence_and_exit_code_2(swe_core: SweCore, args: list[str], says: str) -> None:
+    done = swe_core(*args)
+    assert done.code == 2, done.stderr
+    for part in says.split(".*"):
+        assert part in done.stderr
+    assert "passw0rd" not in done.stderr
+    assert not done.out.exists()
 
 
 def test_task_file_with_a_bad_row(swe_core: SweCore, tmp_path: Path) -> None:

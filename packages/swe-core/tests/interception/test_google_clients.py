@@ -17,7 +17,8 @@ import pytest
 from swe_core.api.limits import Budgets
 from swe_core.api.messages import Message, message_key
 from swe_core.api.records import Turn
-from swe_core.interception.gate import SPENT, Gate
+from swe_core.errors import ContextOverflow
+from swe_core.interception.gate import GONE, SPENT, Gate
 from swe_core.interception.server import ENGINE_FAILED, InterceptionServer
 from swe_core.interception.sse import EventStream
 from swe_testing.provider import call_tool, say
@@ -26,6 +27,7 @@ from .helpers import Script, Typist, fails_after_a_piece, root, who
 
 if TYPE_CHECKING:
     from google.genai import Client
+    from google.genai.client import AsyncClient
 
 pytestmark = [
     pytest.mark.anyio,
@@ -96,13 +98,17 @@ async def test_chat_of_the_sdk_sends_each_reply_back(server: InterceptionServer,
     assert second[2]["reasoning_content"] == "hm"
     ids = [call["id"] for call in second[2]["tool_calls"]]
     assert second[3:] == [{"role": "tool", "content": '{"result":3}', "tool_call_id": id} for id in ids]
-    assert list(map(message_key, third)) == [*map(message_key, [*second, said[1]]), ("user", "thanks")]
+    assert list(map(message_key, third)) == [
+        *map(message_key, [*second, said[1]]),
+        ("user", "thanks"),
+    ]
     tool = engine.requests[0].tools[0]["function"]  # type: ignore[index]  # this request has tools
     assert (tool["name"], tool["description"]) == ("add", "Add two numbers.")
     assert tool["parameters"]["properties"] == {"a": {"type": "integer"}, "b": {"type": "integer"}}
 
 
-@pytest.mark.parametrize(("version", "thoughts"), [("v1", False), ("v1beta", True)])
+@pytest.mark.parametrize("version", ["v1", "v1beta"])
+@pytest.mark.parametrize("thoughts", [False, True])
 async def test_reply_through_the_sdk(server: InterceptionServer, version: str, thoughts: bool) -> None:
     engine = Script(*[calls({"a": 1, "b": 2})] * 2)
     config: Any = {"max_output_tokens": 50, "thinking_config": {"include_thoughts": thoughts}}
@@ -177,6 +183,16 @@ async def test_sdk_ignores_keepalives(monkeypatch: pytest.MonkeyPatch, stream: A
     assert sent[first:].count(b"\n") >= 2
 
 
+async def test_pieces_arrive_during_generation(server: InterceptionServer) -> None:
+    engine = Typist("ab", letters=1)
+    async with server.session(engine, who(), list[Turn]().append) as gate, sdk(server, gate).aio as client:
+        pieces = await client.models.generate_content_stream(model=MODEL, contents="hi")
+        with anyio.fail_after(60):
+            assert (await anext(aiter(pieces))).text == "a"
+            engine.let(1)
+            assert [chunk.text async for chunk in pieces] == ["b", ""]
+
+
 async def test_stream_without_alt_is_a_json_array(server: InterceptionServer) -> None:
     async with server.session(Script(say("abcd").message), who(), list[Turn]().append) as gate:
         async with by_hand(server, gate) as http:
@@ -184,6 +200,25 @@ async def test_stream_without_alt_is_a_json_array(server: InterceptionServer) ->
     assert reply.headers["Content-Type"] == "application/json"
     texts = [one["candidates"][0]["content"]["parts"][0]["text"] for one in reply.json()]
     assert "".join(texts) == "abcd"
+
+
+async def test_closed_stream_aborts_the_call(server: InterceptionServer) -> None:
+    turns: list[Turn] = []
+    recorded = anyio.Event()
+
+    def keep(turn: Turn) -> None:
+        turns.append(turn)
+        recorded.set()
+
+    engine = Typist("ab", letters=1)
+    async with server.session(engine, who(), keep) as gate, by_hand(server, gate) as http:
+        url = f"/{MODEL}:streamGenerateContent?alt=sse"
+        with anyio.fail_after(60):
+            async with http.stream("POST", url, json=HI) as response:
+                await anext(response.aiter_lines())
+            await recorded.wait()
+    assert engine.aborted == 1
+    assert turns[0].error == GONE
 
 
 async def test_spent_budget_ends_the_agent_with_a_text(server: InterceptionServer) -> None:
@@ -202,17 +237,46 @@ async def test_spent_budget_ends_the_agent_with_a_text(server: InterceptionServe
     assert caught.value.code == 410
 
 
-async def test_sdk_shows_why_a_request_is_refused(server: InterceptionServer) -> None:
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        (
+            {"contents": [{"parts": [{"inline_data": {"data": b"x", "mime_type": "image/png"}}]}]},
+            r"contents\[0\].parts\[0\].inlineData is not supported here",
+        ),
+        ({"contents": "a", "config": {"tools": [{"google_search": {}}]}}, r"tools\[0\].googleSearch is not"),
+        ({"contents": "a", "config": {"cached_content": "c"}}, "'cachedContent' is not supported here"),
+        ({"contents": "a", "config": {"candidate_count": 2}}, "this endpoint gives one candidate"),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_sdk_shows_why_a_request_is_refused(
+    server: InterceptionServer, fields: dict[str, Any], sentence: str, streamed: bool
+) -> None:
     from google.genai.errors import ClientError
 
-    contents = [{"parts": [{"inline_data": {"data": b"x", "mime_type": "image/png"}}]}]
+    async def ask(client: AsyncClient) -> None:
+        if streamed:
+            [chunk async for chunk in await client.models.generate_content_stream(model=MODEL, **fields)]
+        else:
+            await client.models.generate_content(model=MODEL, **fields)
+
     async with server.session(Script(), who(), list[Turn]().append) as gate, sdk(server, gate).aio as client:
-        with pytest.raises(ClientError, match=r"contents\[0\].parts\[0\].inlineData is not"):
-            await client.models.generate_content(model=MODEL, contents=contents)
-        with pytest.raises(ClientError, match="inlineData") as caught:
-            [one async for one in await client.models.generate_content_stream(model=MODEL, contents=contents)]
+        with pytest.raises(ClientError, match=sentence) as caught:
+            await ask(client)
     assert (caught.value.code, caught.value.status) == (400, "INVALID_ARGUMENT")
-    assert gate.refusals == 2
+    assert gate.refusals == 1
+
+
+async def test_prompt_too_long_is_refused_in_the_words_of_the_api(server: InterceptionServer) -> None:
+    from google.genai.errors import ClientError
+
+    engine = Script(ContextOverflow(9, 8), say("short").message)
+    async with server.session(engine, who(), list[Turn]().append) as gate, sdk(server, gate).aio as client:
+        said = r"input token count \(9\) exceeds the maximum number of tokens allowed \(8\)"
+        with pytest.raises(ClientError, match=said):
+            await client.models.generate_content(model=MODEL, contents="long")
+        assert (await client.models.generate_content(model=MODEL, contents="a")).text == "short"
 
 
 async def test_failure_in_a_stream_is_an_error_to_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,6 +292,29 @@ async def test_failure_in_a_stream_is_an_error_to_the_sdk(monkeypatch: pytest.Mo
                 await anext(aiter(pieces))
 
 
+@pytest.mark.parametrize("headers", [{}, {"x-api-key": "{}"}, {"Authorization": "Basic {}"}])
+async def test_key_in_a_wrong_header_is_refused_with_the_right_one(
+    server: InterceptionServer, headers: dict[str, str]
+) -> None:
+    async with server.session(Script(), who(), list[Turn]().append) as gate, httpx.AsyncClient() as client:
+        url = f"{root(server, gate)}/v1beta/models/{MODEL}:generateContent"
+        offered = {name: value.format(gate.token) for name, value in headers.items()}
+        reply = await client.post(url, headers=offered, json={})
+        said = "the request has no key in x-goog-api-key: send the rollout's token there"
+        assert reply.status_code == 401
+        assert reply.json() == {"error": {"code": 401, "message": said, "status": "UNAUTHENTICATED"}}
+
+
+async def test_wrong_key_is_refused(server: InterceptionServer) -> None:
+    from google.genai.errors import ClientError
+
+    async with server.session(Script(), who(), list[Turn]().append) as gate:
+        async with sdk(server, gate, key="wrong").aio as client:
+            with pytest.raises(ClientError, match="no such rollout, or not its token") as caught:
+                await client.models.generate_content(model=MODEL, contents="hi")
+    assert caught.value.status == "UNAUTHENTICATED"
+
+
 async def test_key_in_the_query_and_a_compressed_body_are_read(server: InterceptionServer) -> None:
     engine = Script(say("ok").message)
     async with server.session(engine, who(), list[Turn]().append) as gate, httpx.AsyncClient() as client:
@@ -239,8 +326,9 @@ async def test_key_in_the_query_and_a_compressed_body_are_read(server: Intercept
     assert engine.requests[0].messages == [{"role": "user", "content": "hi"}]
 
 
-async def test_other_methods_are_not_served(server: InterceptionServer) -> None:
+@pytest.mark.parametrize("action", ["embedContent", "batchGenerateContent"])
+async def test_other_methods_are_not_served(server: InterceptionServer, action: str) -> None:
     async with server.session(Script(), who(), list[Turn]().append) as gate, by_hand(server, gate) as http:
-        reply = await http.post(f"/{MODEL}:embedContent", json={})
+        reply = await http.post(f"/{MODEL}:{action}", json={})
     assert reply.status_code == 404
     assert reply.json()["error"]["status"] == "NOT_FOUND"

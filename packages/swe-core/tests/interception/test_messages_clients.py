@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import httpx
 import pytest
 
+from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession
 from swe_core.api.limits import Budgets
 from swe_core.api.messages import Message, message_key
 from swe_core.api.records import Turn
-from swe_core.interception.gate import SPENT, Gate
+from swe_core.errors import ContextOverflow, EngineUnavailable
+from swe_core.interception.gate import GONE, SPENT, Gate
 from swe_core.interception.server import ENGINE_FAILED, InterceptionServer
 from swe_core.interception.sse import EventStream
 from swe_testing.provider import call_tool, say
 
-from .helpers import Script, Typist, fails_after_a_piece, root, who
+from .helpers import Plugin, Script, Typist, fails_after_a_piece, root, who
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -30,6 +38,7 @@ BASH: Any = {
     "description": "Run it.",
     "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}},
 }
+SHOWN: Any = {"type": "enabled", "budget_tokens": 1024}
 SIGNED: Any = {"type": "adaptive", "display": "omitted"}
 IMAGE: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}}
 
@@ -38,6 +47,13 @@ def sdk(server: InterceptionServer, gate: Gate, key: str | None = None, **option
     from anthropic import AsyncAnthropic
 
     return AsyncAnthropic(base_url=root(server, gate), api_key=key or gate.token, **options)
+
+
+@asynccontextmanager
+async def by_hand(server: InterceptionServer, gate: Gate) -> AsyncIterator[httpx.AsyncClient]:
+    base = server.url + gate.path
+    async with httpx.AsyncClient(base_url=base, headers={"x-api-key": gate.token}, timeout=60) as client:
+        yield client
 
 
 async def ask(client: AsyncAnthropic, *, streamed: bool, **options: Any) -> Reply:
@@ -71,7 +87,7 @@ def results(reply: Reply) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("thinking", [None, SIGNED])
+@pytest.mark.parametrize("thinking", [None, SHOWN, SIGNED])
 async def test_sdk_completes_a_tool_task(server: InterceptionServer, streamed: bool, thinking: Any) -> None:
     turns: list[Turn] = []
     said = [
@@ -111,8 +127,16 @@ async def test_sdk_completes_a_tool_task(server: InterceptionServer, streamed: b
     assert engine.requests[0].tools == [{"type": "function", "function": function}]
 
 
-# The first is cut at the limit of tokens.
-@pytest.mark.parametrize("arguments", ['{"command": "ls", "n": 1', '{"command": "ls"} and more'])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"command": "ls", "n": 1',  # cut at the limit of tokens
+        '{"command": "ls", "n": 1, x}',
+        '{"command": "ls"} and more',
+        '["ls"]',
+        "ls",
+    ],
+)
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_input_that_is_no_object_breaks_nothing(
     server: InterceptionServer, arguments: str, streamed: bool
@@ -159,6 +183,52 @@ async def test_tokens_of_a_prompt_are_counted(server: InterceptionServer, counts
     assert turns == []
 
 
+async def test_token_in_the_header_of_bearers_is_taken(server: InterceptionServer) -> None:
+    """Of `auth_token`, and of ANTHROPIC_AUTH_TOKEN."""
+    from anthropic import AsyncAnthropic
+
+    engine = Script(say("ok").message)
+    async with server.session(engine, who(), list[Turn]().append) as gate:
+        async with AsyncAnthropic(base_url=root(server, gate), auth_token=gate.token) as client:
+            assert (await ask(client, streamed=False)).stop_reason == "end_turn"
+
+
+async def test_pieces_arrive_during_generation(server: InterceptionServer) -> None:
+    engine = Typist("ab", letters=1)
+    async with server.session(engine, who(), list[Turn]().append) as gate, sdk(server, gate) as client:
+        with anyio.fail_after(60):
+            async with client.messages.stream(**BODY) as stream:
+                texts = aiter(stream.text_stream)
+                assert await anext(texts) == "a"
+                engine.let(1)
+                assert [text async for text in texts] == ["b"]
+
+
+async def test_pieces_of_an_input_arrive_during_generation(server: InterceptionServer) -> None:
+    class Caller(Plugin):
+        async def complete(
+            self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
+        ) -> Completion:
+            assert emit is not None
+            said = calls('{"command": "ls"}')
+            (call,) = said["tool_calls"]
+            for text in ('{"command": ', '"l'):
+                function = {"name": "bash", "arguments": text}
+                await emit({"tool_calls": [{"index": 0, "id": call["id"], "function": function}]})
+            await heard.wait()
+            await emit({"tool_calls": [{"index": 0, "function": {"arguments": 's"}'}}]})
+            return Completion(said, "tool_calls")
+
+    heard = anyio.Event()
+    async with server.session(Caller(Completion({})), who(), list[Turn]().append) as gate:
+        async with sdk(server, gate) as client, client.messages.stream(**BODY) as stream:
+            with anyio.fail_after(60):
+                async for event in stream:
+                    if event.type == "input_json" and event.partial_json == '"l':
+                        heard.set()
+                assert (await stream.get_final_message()).content[0].input == {"command": "ls"}
+
+
 async def test_sdk_ignores_keepalives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first piece, between pieces and before the last event."""
     sent: list[bytes] = []
@@ -182,6 +252,34 @@ async def test_sdk_ignores_keepalives(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(b"ping" in data for data in sent[first:])
 
 
+async def test_stream_closed_in_a_call_aborts_the_generation(server: InterceptionServer) -> None:
+    class Caller(Plugin):
+        async def complete(
+            self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
+        ) -> Completion:
+            assert emit is not None
+            function = {"name": "bash", "arguments": '{"command": "l'}
+            await emit({"tool_calls": [{"index": 0, "id": "c1", "function": function}]})
+            await anyio.sleep_forever()
+            raise AssertionError
+
+    turns: list[Turn] = []
+    recorded = anyio.Event()
+
+    def keep(turn: Turn) -> None:
+        turns.append(turn)
+        recorded.set()
+
+    async with server.session(Caller(Completion({})), who(), keep) as gate, sdk(server, gate) as client:
+        with anyio.fail_after(60):
+            async with client.messages.stream(**BODY) as stream:
+                async for event in stream:
+                    if event.type == "input_json":
+                        break
+            await recorded.wait()
+    assert turns[0].error == GONE
+
+
 async def test_spent_budget_ends_the_agent_with_a_text(server: InterceptionServer) -> None:
     from anthropic import APIStatusError
 
@@ -198,15 +296,35 @@ async def test_spent_budget_ends_the_agent_with_a_text(server: InterceptionServe
     assert caught.value.status_code == 410
 
 
-async def test_sdk_shows_why_a_request_is_refused(server: InterceptionServer) -> None:
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0.image: this endpoint's"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type is 'web_search_2"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]}, "x;"),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_sdk_shows_why_a_request_is_refused(
+    server: InterceptionServer, fields: dict[str, Any], sentence: str, streamed: bool
+) -> None:
     from anthropic import BadRequestError
 
-    messages = [{"role": "user", "content": [IMAGE]}]
     async with server.session(Script(), who(), list[Turn]().append) as gate, sdk(server, gate) as client:
-        for streamed in (False, True):
-            with pytest.raises(BadRequestError, match=r"messages\.0\.content\.0\.image: this endpoint's"):
-                await ask(client, streamed=streamed, messages=messages)
-    assert gate.refusals == 2
+        with pytest.raises(BadRequestError, match=sentence):
+            await ask(client, streamed=streamed, **fields)
+    assert gate.refusals == 1
+
+
+async def test_prompt_too_long_is_refused_in_the_words_of_the_api(server: InterceptionServer) -> None:
+    from anthropic import BadRequestError
+
+    engine = Script(ContextOverflow(9, 8), say("short").message)
+    async with server.session(engine, who(), list[Turn]().append) as gate, sdk(server, gate) as client:
+        with pytest.raises(BadRequestError) as caught:
+            await ask(client, streamed=True)
+        assert caught.value.body["error"]["message"] == "prompt is too long: 9 tokens > 8 maximum"
+        assert (await ask(client, streamed=True)).stop_reason == "end_turn"
 
 
 async def test_failure_in_a_stream_is_an_error_to_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +339,57 @@ async def test_failure_in_a_stream_is_an_error_to_the_sdk(monkeypatch: pytest.Mo
             with pytest.raises(APIStatusError, match=ENGINE_FAILED) as caught:
                 await anext(texts)
     assert caught.value.body["error"]["type"] == "api_error"
+
+
+async def test_failure_before_the_stream_is_not_tried_again(server: InterceptionServer) -> None:
+    from anthropic import APIStatusError
+
+    engine = Script(EngineUnavailable("it is down"))
+    async with server.session(engine, who(), list[Turn]().append) as gate, sdk(server, gate) as client:
+        with pytest.raises(APIStatusError, match=ENGINE_FAILED):
+            await ask(client, streamed=True)
+    assert len(engine.requests) == 1
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-goog-api-key": "{}"}, {"Authorization": "Basic {}"}])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_key_in_a_wrong_header_is_refused_with_the_right_one(
+    server: InterceptionServer, headers: dict[str, str], path: str
+) -> None:
+    async with server.session(Script(), who(), list[Turn]().append) as gate, httpx.AsyncClient() as client:
+        offered = {name: value.format(gate.token) for name, value in headers.items()}
+        reply = await client.post(root(server, gate) + path, headers=offered, json=BODY)
+    assert reply.status_code == 401
+    said = "the request has no key in x-api-key: send the rollout's token there"
+    assert reply.json() == {"type": "error", "error": {"type": "authentication_error", "message": said}}
+
+
+async def test_wrong_key_is_refused(server: InterceptionServer) -> None:
+    from anthropic import AuthenticationError
+
+    async with server.session(Script(), who(), list[Turn]().append) as gate:
+        async with sdk(server, gate, key="wrong") as client:
+            with pytest.raises(AuthenticationError, match="no such rollout, or not its token"):
+                await ask(client, streamed=False)
+
+
+async def test_compressed_body_is_read(server: InterceptionServer) -> None:
+    engine = Script(say("ok").message)
+    async with server.session(engine, who(), list[Turn]().append) as gate, by_hand(server, gate) as client:
+        body = gzip.compress(json.dumps(BODY).encode())
+        headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+        reply = await client.post("/messages", params={"beta": "true"}, content=body, headers=headers)
+    assert reply.json()["content"] == [{"type": "text", "text": "ok"}]
+    assert engine.requests[0].messages == HI
+
+
+async def test_batches_are_not_served(server: InterceptionServer) -> None:
+    from anthropic import NotFoundError
+
+    async with server.session(Script(), who(), list[Turn]().append) as gate, sdk(server, gate) as client:
+        create = partial(client.messages.batches.create, requests=[{"custom_id": "x", "params": BODY}])
+        with pytest.raises(NotFoundError, match="/v1/messages/batches is not served by this endpoint"):
+            await create()
 
 
 async def test_models_are_listed(server: InterceptionServer) -> None:

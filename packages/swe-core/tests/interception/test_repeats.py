@@ -177,6 +177,16 @@ async def test_only_the_latest_finished_calls_are_kept() -> None:
     assert calls.find(keys[1], retried=True) is None
 
 
+async def test_undelivered_reply_is_replayed() -> None:
+    calls, call = Calls(), Call()
+    calls.add(b"key", call)
+    call.end(Completion({"role": "assistant", "content": "said"}))
+    assert calls.find(b"key", retried=False) is call
+    call.delivered = True
+    assert calls.find(b"key", retried=False) is None
+    assert calls.find(b"key", retried=True) is call
+
+
 async def test_abandoned_call_is_not_joined() -> None:
     """Its generation is being cancelled, so a new request must not wait for it."""
     calls, call = Calls(), Call()

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 from pydantic import BaseModel
 
@@ -121,6 +122,35 @@ async def test_sdk_completes_a_tool_task(server: InterceptionServer, streamed: b
     assert (first.usage.input_tokens, first.usage.output_tokens, first.usage.total_tokens) == (3, 4, 7)
 
 
+async def test_sdk_gets_the_events_of_a_stream(server: InterceptionServer) -> None:
+    async with ScriptedProvider(SCRIPT[:1]) as provider, relay(provider) as engine:
+        async with server.session(engine, who(), lambda _: None) as gate, sdk(server, gate) as client:
+            async with client.responses.stream(model="m", input="hi", tools=TOOLS) as stream:
+                events = [event async for event in stream]
+    kinds = [event.type for event in events]
+    assert [kind for at, kind in enumerate(kinds) if kind != kinds[at - 1]] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.reasoning_text.delta",
+        "response.reasoning_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.output_item.added",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+
+
 class Person(BaseModel):
     name: str
 
@@ -138,6 +168,21 @@ async def test_sdk_counts_the_tokens_of_an_input(server: InterceptionServer) -> 
         counted = await client.responses.input_tokens.count(model="m", input="x" * 4000)
     assert 1000 <= counted.input_tokens < 1100
     assert gate.turns == 0
+
+
+async def test_piece_arrives_when_it_is_sampled(server: InterceptionServer) -> None:
+    engine = Typist(letters=1)
+    async with server.session(engine, who(), lambda _: None) as gate, sdk(server, gate) as client:
+        stream = await client.responses.create(model="m", input="hi", stream=True)
+        with anyio.fail_after(60):
+            async for event in stream:
+                if event.type == "response.output_text.delta":
+                    break
+        assert event.type == "response.output_text.delta"
+        assert event.delta == "a"
+        engine.let(5)
+        text = "".join([event.delta async for event in stream if event.type == "response.output_text.delta"])
+    assert text == "bcdef"
 
 
 class Caller(Typist):
@@ -214,16 +259,31 @@ async def test_spent_budget_ends_with_a_text(server: InterceptionServer) -> None
                 assert (response.output_text, response.status) == (said, "completed")
 
 
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"previous_response_id": "resp_1"}, "Previous response with id 'resp_1' not found."),
+        (
+            {"tools": [{"type": "code_interpreter", "container": {"type": "auto"}}]},
+            "the type 'code_interpreter'",
+        ),
+        ({"background": True}, "'background' is not supported here"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
+            "'input_image'; this endpoint's model reads text only",
+        ),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "Item with id 'msg_1' not found"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
 async def test_unsupported_request_is_a_400_of_the_sdk(
-    server: InterceptionServer, openai: ModuleType
+    server: InterceptionServer, openai: ModuleType, asked: dict[str, Any], sentence: str, stream: bool
 ) -> None:
-    unknown: dict[str, Any] = {"input": "hi", "previous_response_id": "resp_1"}
     async with server.session(Typist(), who(), lambda _: None) as gate, sdk(server, gate) as client:
-        for stream in (False, True):
-            with pytest.raises(openai.BadRequestError, match="with id 'resp_1' not found") as raised:
-                await client.responses.create(model="m", stream=stream, **unknown)
-            assert raised.value.code == "previous_response_not_found"
-    assert (gate.turns, gate.refusals) == (0, 2)
+        with pytest.raises(openai.BadRequestError, match=sentence) as raised:
+            await client.responses.create(model="m", stream=stream, **{"input": "hi", **asked})
+    assert (raised.value.code == "previous_response_not_found") == ("previous_response_id" in asked)
+    assert (gate.turns, gate.refusals) == (0, 1)
 
 
 @pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("zstd", zstd.compress)])
@@ -279,6 +339,20 @@ async def test_client_that_expects_100_continue_gets_it(server: InterceptionServ
             first, reply = [piece async for piece in _raw(server, gate, head, stream=False)]
     assert first == b"HTTP/1.1 100 Continue\r\n\r\n"
     assert reply.startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize("header", ["x-api-key", "x-goog-api-key", "api-key"])
+async def test_key_in_a_wrong_header_is_a_401_that_names_the_right_one(
+    server: InterceptionServer, header: str
+) -> None:
+    async with server.session(Typist(), who(), lambda _: None) as gate, httpx.AsyncClient() as http:
+        reply = await http.post(
+            f"{server.url}{gate.path}/responses", json={"input": "hi"}, headers={header: gate.token}
+        )
+    assert reply.status_code == 401
+    error = reply.json()["error"]
+    assert error["type"] == "authentication_error"
+    assert "no key in Authorization: Bearer: send the rollout's token there" in error["message"]
 
 
 async def test_retry_of_a_stored_response_is_not_sampled_again(server: InterceptionServer) -> None:

@@ -60,10 +60,11 @@ NAMED = {
 }  # fmt: skip
 
 
-def test_protection_recognises_test_files() -> None:
-    for how, (row, protected, free) in NAMED.items():
-        assert kind(protected, trees(*FLAT), row) is not None, how
-        assert kind(free, trees(*FLAT), row) is None, how
+@pytest.mark.parametrize("how", NAMED)
+def test_protection_recognises_test_files(how: str) -> None:
+    row, protected, free = NAMED[how]
+    assert kind(protected, trees(*FLAT), row) is not None
+    assert kind(free, trees(*FLAT), row) is None
 
 
 def test_protection_uses_nearest_tests_directory() -> None:
@@ -87,14 +88,17 @@ COMMANDS = {
 }
 
 
-def test_files_that_the_test_command_runs_are_protected() -> None:
-    """But not those that it mentions."""
+@pytest.mark.parametrize("command", COMMANDS)
+def test_files_that_the_test_command_runs_are_protected(command: str) -> None:
+    path = COMMANDS[command]
     repository = trees(
         "run_tests.sh", "ci/pytest.cfg", "tools/runner.py", "setup.py", "Makefile", "noxfile.py"
     )
-    for command, path in COMMANDS.items():
-        assert kind(path, repository, task("x", test_command=command)) == "runner-config", command
-        assert kind(path, repository, task("x", test_command="pytest -rA")) is None
+    assert kind(path, repository, task("x", test_command=command)) == "runner-config"
+    assert kind(path, repository, task("x", test_command="pytest -rA")) is None
+
+
+def test_files_that_the_test_command_mentions_are_not_protected() -> None:
     row = task("x", setup="python setup.py develop", test_command="pytest --doctest-modules pkg/ops.py")
     assert kind("setup.py", trees("setup.py", *FLAT), row) is None
     assert kind("pkg/ops.py", trees(*FLAT), row) is None
