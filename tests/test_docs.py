@@ -150,7 +150,7 @@ def same(line: str) -> str:
     return " ".join(line.split())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("local_sandbox")
 @pytest.mark.parametrize(
     ("page", "block"),  # the first is in `test_one_file_agent_resolves_its_task`

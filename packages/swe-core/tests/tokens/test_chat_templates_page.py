@@ -13,7 +13,7 @@ from swe_core.tokens.renderer import THINKING
 GENERATOR = Path(__file__).parents[4] / "docs" / "generate_chat_templates.py"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_page_matches_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no proven template forks, nor on conversations that the proof did not see."""
     spec = importlib.util.spec_from_file_location("generate", GENERATOR)
