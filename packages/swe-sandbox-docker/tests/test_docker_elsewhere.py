@@ -1,4 +1,4 @@
-"""An engine that shares no files with this process: what every sandbox must do, assets, and addresses."""
+"""An engine that shares no files with this process: files, relay, assets, and addresses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from swe_sandbox_docker.assets import KIND
 from swe_sandbox_docker.client import Client
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.provider import DockerProvider
-from swe_testing.sandbox import SandboxConformance
+from swe_testing.sandbox.files import FileTests
+from swe_testing.sandbox.lifecycle import LifecycleTests
+from swe_testing.sandbox.network import NetworkTests
 
 from .helpers import containers_of_this_process, gone_owner, sh
 from .test_docker_sandbox import socket_directories
@@ -36,18 +38,16 @@ def elsewhere(docker_engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.docker
-class TestDockerElsewhere(SandboxConformance):
-    """What every sandbox must do, with the pull relay and assets in volumes."""
-
-    limits_disk = False
+class TestDockerElsewhere(FileTests, NetworkTests, LifecycleTests):
+    """What differs of that which every sandbox must do: the pull relay, and files in volumes."""
 
     @pytest.fixture
     def provider(self, elsewhere: None) -> DockerProvider:
         return DockerProvider(DockerConfig())
 
     @pytest.fixture
-    def spec(self, docker_image: str) -> SandboxSpec:
-        return SandboxSpec(image=docker_image, memory_mb=512, pids=128)
+    def spec(self, spec: SandboxSpec) -> SandboxSpec:
+        return spec
 
     def leftovers(self, provider: SandboxProvider) -> Collection[str]:
         with closing(docker.APIClient(base_url=resolve().url, version="auto")) as client:
@@ -130,21 +130,16 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.Monke
     return monkeypatch
 
 
-@pytest.mark.parametrize(
-    ("host", "path", "tcp"),
-    [
+def test_address_is_that_of_docker_py(environment: pytest.MonkeyPatch) -> None:
+    for host, path, tcp in (
         (None, "/var/run/docker.sock", ("", 0)),
         ("unix:///run/user/1/docker.sock", "/run/user/1/docker.sock", ("", 0)),
         ("tcp://docker:2375", "", ("docker", 2375)),
-    ],
-)
-def test_address_is_that_of_docker_py(
-    environment: pytest.MonkeyPatch, host: str | None, path: str, tcp: tuple[str, int]
-) -> None:
-    if host is not None:
-        environment.setenv("DOCKER_HOST", host)
-    address = resolve()
-    assert (address.path, (address.host, address.port)) == (path, tcp)
+    ):
+        if host is not None:
+            environment.setenv("DOCKER_HOST", host)
+        address = resolve()
+        assert (address.path, (address.host, address.port)) == (path, tcp)
 
 
 def test_context_names_the_engine(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -153,25 +148,21 @@ def test_context_names_the_engine(environment: pytest.MonkeyPatch, tmp_path: Pat
     assert resolve().path == "/run/mine.sock"
 
 
-@pytest.mark.parametrize(
-    ("variables", "says"),
-    [
-        ({"DOCKER_HOST": "ssh://me@far"}, r"forward its socket \(`ssh -fNL .*DOCKER_HOST=unix:///tmp/docker"),
-        ({"DOCKER_HOST": "tcp://far:2376", "DOCKER_CERT_PATH": "{certificates}"}, "forward its socket"),
-        ({"DOCKER_HOST": "tcp://far:2376", "DOCKER_CERT_PATH": "/nowhere"}, "cannot be read: .*TLS"),
-        ({"DOCKER_HOST": "tcp://far:port"}, "cannot be read: "),
-        ({"DOCKER_HOST": "/var/run/docker.sock"}, "'/var/run/docker.sock' is no address .*unix:///PATH"),
-    ],
-)
-def test_address_that_cannot_be_used(
-    environment: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], says: str
-) -> None:
+def test_address_that_cannot_be_used(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("ca.pem", "cert.pem", "key.pem"):
         (tmp_path / name).touch()
-    for name, value in variables.items():
-        environment.setenv(name, value.format(certificates=tmp_path))
-    with pytest.raises(ConfigError, match=says):
-        resolve()
+    for host, certificates, says in (
+        ("ssh://me@far", None, r"forward its socket \(`ssh -fNL .*DOCKER_HOST=unix:///tmp/docker"),
+        ("tcp://far:port", None, "cannot be read: "),
+        ("/var/run/docker.sock", None, "'/var/run/docker.sock' is no address .*unix:///PATH"),
+        ("tcp://far:2376", str(tmp_path), "forward its socket"),
+        ("tcp://far:2376", "/nowhere", "cannot be read: .*TLS"),
+    ):
+        environment.setenv("DOCKER_HOST", host)
+        if certificates is not None:
+            environment.setenv("DOCKER_CERT_PATH", certificates)
+        with pytest.raises(ConfigError, match=says):
+            resolve()
 
 
 def test_settings_of_several_hosts_name_what_to_use_instead() -> None:

@@ -26,9 +26,9 @@ RESULT = "printf '%s\\n' '=== short test summary info ===' '{} t'"
     ("broken", "status"),
     [
         ("the shell", "PASSED"),
-        pytest.param("git", "PASSED", marks=pytest.mark.slow),
-        pytest.param("a file of the tests", "PASSED", marks=pytest.mark.slow),
-        pytest.param("the shell", "FAILED", marks=pytest.mark.slow),
+        ("git", "PASSED"),
+        ("a file of the tests", "PASSED"),
+        ("the shell", "FAILED"),
     ],
 )
 @pytest.mark.slow

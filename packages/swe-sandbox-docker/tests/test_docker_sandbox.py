@@ -33,11 +33,6 @@ from .helpers import containers_of_this_process, sh
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 
-@pytest.fixture
-def spec(docker_image: str) -> SandboxSpec:
-    return SandboxSpec(image=docker_image, memory_mb=512, pids=128)
-
-
 class TestDocker(SandboxConformance):
     """What every sandbox must do."""
 
@@ -48,8 +43,8 @@ class TestDocker(SandboxConformance):
         return DockerProvider(DockerConfig())
 
     @pytest.fixture
-    def spec(self, docker_image: str) -> SandboxSpec:
-        return SandboxSpec(image=docker_image, memory_mb=512, pids=128)
+    def spec(self, spec: SandboxSpec) -> SandboxSpec:
+        return spec
 
     def leftovers(self, provider: SandboxProvider) -> Collection[str]:
         engine = docker.APIClient(base_url=resolve().url, version="auto")
@@ -147,10 +142,7 @@ async def test_tools_of_a_task_work_for_whichever_user(
         await sandbox.write("/testbed/new/file.py", b"x = 1\n", mode=0o640)
         assert await sh(sandbox, "stat -c %a new/file.py") == "640\n"
         await sh(sandbox, "git add -A && git -c user.name=a -c user.email=a@b commit -qm more")
-        await sh(
-            sandbox,
-            "git diff --binary HEAD~ >/tmp/p && git reset -q --hard HEAD~ && git apply /tmp/p",
-        )
+        await sh(sandbox, "git diff --binary HEAD~ >/tmp/p && git reset -q --hard HEAD~ && git apply /tmp/p")
         assert await sandbox.read("/testbed/new/file.py") == b"x = 1\n"
         await sh(sandbox, "tar -c . | (mkdir ../tmp/copy && tar -x -C ../tmp/copy) && rm -rf /testbed/*")
         await sh(sandbox, 'test "$(stat -c %u "$HOME")" = "$(id -u)" && touch "$HOME/file"')
@@ -325,10 +317,7 @@ async def test_containers_die_with_the_program(
 
 @pytest.mark.slow
 async def test_container_whose_connection_is_closed_says_so(
-    provider: DockerProvider,
-    spec: SandboxSpec,
-    engine: docker.APIClient,
-    monkeypatch: pytest.MonkeyPatch,
+    provider: DockerProvider, spec: SandboxSpec, engine: docker.APIClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when the engine restarts, or what stands between it and this program."""
     closing = anyio.Event()

@@ -85,11 +85,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def spec(docker_image: str) -> SandboxSpec:
-    return SandboxSpec(image=docker_image, memory_mb=512, pids=128)
-
-
 def numbers() -> dict[str, int]:
     if platform.machine() not in NUMBERS:
         pytest.skip(f"the numbers of system calls are not known for {platform.machine()!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -11,7 +10,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -34,10 +32,6 @@ class Program:
     @property
     def out(self) -> Path:
         return self.path / "run"
-
-    @property
-    def rollouts(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.out / "rollouts.jsonl").read_text().splitlines()]
 
     @property
     def command(self) -> list[str]:
@@ -117,28 +111,3 @@ def test_error_that_ends_the_run_has_no_secret(
         assert (end.value.code, out) == (1, "")
         assert re.fullmatch(said, err), err
         assert not TOKEN.search(err)
-
-
-@pytest.mark.slow
-def test_resume_retries_sandbox_errors(program: Program) -> None:
-    """With another number of retries; the record has the time of the sandboxes."""
-    assert program.inside(*program.command, FAILS="1").exit_code == 1
-    (rollout,) = program.rollouts
-    assert (rollout["outcome"], rollout["failure"]["boundary"]) == ("error", "sandbox")
-    assert (rollout["sandboxes"], rollout["retried"]) == ([], [])
-    again = ("run", "--resume", str(program.out), "--sandbox-retries", "2")
-    assert program.inside(*again, FAILS="1").exit_code == 1, (
-        "it has ended in an error, and --retry-errors is not given"
-    )
-    resumed = program.inside(*again, "--retry-errors", FAILS="2")
-    assert resumed.exit_code == 0, resumed.output
-    (rollout,) = program.rollouts
-    assert rollout["outcome"] == "unresolved"
-    assert [one["folder"] for one in rollout["retried"]] == ["retried-1", "retried-2"]
-    used = {(one["purpose"], one["flavor"]): one["sandboxes"] for one in rollout["sandboxes"]}
-    assert used == {("agent", "small"): 1, ("grade", "small"): 1}
-    reported = program.inside("report", str(program.out))
-    assert re.search(r"^leaking +small +2 ", reported.stdout, re.M)
-    shown = program.inside("show", str(program.out), rollout["id"]).stdout
-    assert re.search(r"Sandboxes open: [\d.]+ s agent on small, [\d.]+ s grade on small", shown)
-    assert "its files are in retried-2: the sandbox with the token [redacted] is gone" in shown

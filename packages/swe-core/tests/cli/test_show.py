@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from swe_core.api.agent import AgentEvent
 from swe_core.api.engine import Usage
 from swe_core.api.grader import Grade, Suspicion, Tampering
-from swe_core.api.records import Failure, Phases
+from swe_core.api.records import Failure, Phases, Retried, SandboxTime
 from swe_core.cli.show import show
 from swe_core.errors import UsageError
 from swe_testing.records import make_rollout, make_run, make_turn
@@ -81,6 +81,8 @@ def run(tmp_path: Path) -> Run:
         outcome="unresolved",
         reward=0.0,
         phases=Phases(open=1.0, agent=2.0),
+        sandboxes=[SandboxTime(purpose="agent", flavor="small", sandboxes=2, seconds=2.0)],
+        retried=[Retried(failure=DIED, folder="retried-1", seconds=1.0)],
         grade=Grade(
             resolved=False, reason=f"1 test fails{ATTACK}", fail_to_pass={f"t.py::a[{ATTACK}]": "FAILED"},
             pass_to_pass={"t.py::b": "PASSED", "t.py::c": "PASSED", "t.py::d": "SKIPPED"},
@@ -97,6 +99,8 @@ def test_show_prints_every_part(run: Run) -> None:
     for said in (
         "task-1-0: unresolved, reward 0\n",
         "1 test fails\n",
+        "Sandboxes open: 2.0 s agent on small\n",
+        "its files are in retried-1: it is gone\n",
         "3.0 s: open 1.0 s, agent 2.0 s\n",
         "Tampering, runner-config conftest.py: put back\n",
         "Suspicious, memory: ctypes at a.py:7\n",

@@ -44,10 +44,7 @@ class Calls:
 
 
 CASES: dict[str, tuple[list[tuple[list[str], str]], list[tuple[list[str], list[int]]]]] = {
-    "it grows with each call": (
-        [(["a"], "b"), (["a", "b", "c"], "d")],
-        [(["a", "b", "c", "d"], [0, 1])],
-    ),
+    "it grows with each call": ([(["a"], "b"), (["a", "b", "c"], "d")], [(["a", "b", "c", "d"], [0, 1])]),
     "sub-agents with the same words": (
         [
             (["main"], "ask both"),

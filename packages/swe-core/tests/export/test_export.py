@@ -68,17 +68,13 @@ def test_existing_folder_is_kept(run: RunDirectory, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
 
 
-@pytest.mark.parametrize(("name", "package"), [("atif", "atif"), ("parquet", "numpy")])
-def test_missing_library_is_named(
-    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str
-) -> None:
+def test_missing_library_is_named(run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add(run, rollout("a-0", ledger={"sampled": 5, "trainable": 5}))
     monkeypatch.setattr(formats, "find_spec", lambda _name: None)
-    done = invoke(run.path, "--format", name, "--out", tmp_path / "out")
-    extra = format_named(name).extra
-    assert sentence(done) == (
-        f"this format needs the package {package!r}, which is not installed: pip install 'swe-core[{extra}]'"
-    )
+    for name, package in (("atif", "atif"), ("parquet", "numpy")):
+        done = invoke(run.path, "--format", name, "--out", tmp_path / "out")
+        hint = f"pip install 'swe-core[{format_named(name).extra}]'"
+        assert sentence(done) == f"this format needs the package {package!r}, which is not installed: {hint}"
 
 
 def filled(old: bytes = b"", new: bytes = b"", **fields: Any) -> Callable[[RunDirectory], None]:

@@ -130,8 +130,7 @@ def test_concurrent_commit_of_others_is_kept(hf: LocalHF, run: RunDirectory) -> 
 
 
 @pytest.mark.parametrize(
-    ("route", "status"),
-    [("hub.create", 502), ("hub.preupload", 502), ("hub.commit", 429)],
+    ("route", "status"), [("hub.create", 502), ("hub.preupload", 502), ("hub.commit", 429)]
 )
 def test_single_hub_failure_is_retried(hf: LocalHF, run: RunDirectory, route: str, status: int) -> None:
     hf.faults.plan(route, status)

@@ -155,10 +155,7 @@ def test_equal_component_names_collide(install: Install) -> None:
 
 @pytest.mark.parametrize(
     "code",
-    [
-        "import a_module_that_is_not_there",
-        OPTION.format(flag="--acme-sync", setting="worker.trl.sync"),
-    ],
+    ["import a_module_that_is_not_there", OPTION.format(flag="--acme-sync", setting="worker.trl.sync")],
 )
 def test_equal_plugin_names_collide(install: Install, code: str) -> None:
     install("acme-agent", "acme", code)
@@ -214,23 +211,25 @@ def test_missing_known_plugin_names_its_distribution(monkeypatch: pytest.MonkeyP
         PluginSet(["docker"])
 
 
-OFFERS = {
+OFFERS: dict[Role, tuple[str, str]] = {
     **{"agent": ("swe_agents", "mini"), "sandbox": ("swe_sandboxes", "local")},
     **{"engine": ("swe_engines", "openai"), "grader": ("swe_graders", "swe")},
     **{"tasks": ("swe_tasks", "demo"), "worker": ("swe_workers", "collect")},
 }
 
 
-@pytest.mark.parametrize("role", OFFERS)
-def test_one_file_plugin_is_chosen_for_each_role(load: Load, role: Role) -> None:
-    hook, default = OFFERS[role]
-    own = f"def {hook}(): return [Component('own', lambda config: None)]"
-    plugins = load("mine.py", f"from swe_core import Component, hookimpl\n@hookimpl\n{own}")
-    names = [(one.name, one.plugin) for one in [plugins.choose(role, None, default)] if one is not None]
-    assert names == [("own", "mine")]
-    explicit = plugins.choose(role, default, default)
-    assert explicit is not None
-    assert explicit.name == default
+def test_one_file_plugin_is_chosen_for_each_role(load: Load) -> None:
+    own = "\n".join(
+        f"@hookimpl\ndef {hook}(): return [Component('own', lambda config: None)]"
+        for hook, _ in OFFERS.values()
+    )
+    plugins = load("mine.py", f"from swe_core import Component, hookimpl\n{own}")
+    for role, (_, default) in OFFERS.items():
+        names = [(one.name, one.plugin) for one in [plugins.choose(role, None, default)] if one is not None]
+        assert names == [("own", "mine")]
+        explicit = plugins.choose(role, default, default)
+        assert explicit is not None
+        assert explicit.name == default
 
 
 CLASS = """

@@ -28,9 +28,7 @@ def task(verdicts: int, resolved: int, name: str = "t") -> TaskResult:
 
 
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
-def test_pass_at_k_is_the_share_of_resolved_choices_of_k(
-    case: tuple[int, int, int],
-) -> None:
+def test_pass_at_k_is_the_share_of_resolved_choices_of_k(case: tuple[int, int, int]) -> None:
     n, c, k = case
     assert pass_at_k(5000, 1, 2500) == pytest.approx(0.5)  # without an overflow
     choices = list(combinations([True] * c + [False] * (n - c), k))

@@ -248,11 +248,13 @@ def local_executor(parts: RunContext, run: RunDirectory) -> LocalExecutor:
 
 
 @asynccontextmanager
-async def open_bench(path: Path) -> AsyncIterator[Bench]:
+async def open_bench(
+    path: Path, tasks: Sequence[str] = ("t-1", "t-2"), max_errors: int = 0
+) -> AsyncIterator[Bench]:
     """A bench whose run directory is `path`. In the end nothing of it may run."""
     agent, engine, grader, witness = Talker(), Shaky(Random(1), {"ok": 1}), Approving(), Witness()
     provider, run, requests = CountedProvider(agent), make_run(path), []
-    for name in ("t-1", "t-2"):
+    for name in tasks:
         requests.append(make_request(make_task(name), spec=SandboxSpec(labels={"rollout": name})))
 
     async def prepare(sandbox: Sandbox, task: Task, *, hide: bool) -> None:
@@ -267,7 +269,7 @@ async def open_bench(path: Path) -> AsyncIterator[Bench]:
         async with engine, InterceptionServer() as server:
             parts = RunContext(agent, provider, grader, (server, engine), None, run.redactor)
             executor = local_executor(parts, run)
-            runner = Runner(requests, executor, engine, run, [], concurrency=2)
+            runner = Runner(requests, executor, engine, run, [], concurrency=2, max_errors=max_errors)
             runner.observe(witness)
             with anyio.fail_after(PATIENCE):
                 yield Bench(runner, run, agent, engine, provider, grader, witness)

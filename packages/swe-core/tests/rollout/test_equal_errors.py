@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import pytest
 
-from swe_core.api.agent import AgentContext, AgentSpec
 from swe_core.api.records import Failure, Rollout
-from swe_core.api.rollout_request import RolloutRequest
-from swe_core.api.sandbox import Sandbox, SandboxEntry, SandboxSpec
+from swe_core.api.sandbox import Sandbox
 from swe_core.errors import ImageNotFound, RunStopped
 from swe_core.rollout.equal_errors import EqualErrors, kind_of, reason_of
-from swe_core.rollout.run_context import RunContext
-from swe_core.rollout.run_directory import RunDirectory
-from swe_core.rollout.runner import Runner
-from swe_testing.records import make_request, make_rollout, make_run, make_task
+from swe_testing.records import make_rollout
+from swe_testing.waiting import until
 
-from .runner_bench import Approving, local_executor
+from .runner_bench import Bench, open_bench
 
 
 def failed(task: str, message: str = "the key is wrong", attempt: int = 0, **fields: str) -> Rollout:
@@ -113,99 +107,71 @@ def test_run_with_fewer_tasks_than_the_limit_ends_when_all_of_them_failed() -> N
 # a run
 
 
-class Agent(AgentSpec):
-    name = "agent"
-    dialect = None
+def failing(bench: Bench, hanging: str = "") -> list[str]:
+    """No sandbox opens, and one hangs for ever while it does; those that were asked for."""
+    asked: list[str] = []
 
-    def command(self, ctx: AgentContext) -> Sequence[str]:
-        return ["true"]
+    def opened(sandbox: Sandbox) -> None:
+        asked.append(sandbox.id)
+        if sandbox.id != hanging:
+            raise ImageNotFound(f"the image {sandbox.id!r} is missing")
 
-
-class Failing:
-    """Sandboxes that do not open, except for tasks whose sandbox never does anything more than open.
-
-    Attributes:
-        hangs: Ids of rollouts whose sandbox takes forever to open.
-    """
-
-    def __init__(self, hangs: Sequence[str] = ()) -> None:
-        self.hangs = hangs
-        self.opened = 0
-
-    @asynccontextmanager
-    async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-        self.opened += 1
-        if spec.labels["rollout"] in self.hangs:
-            await anyio.sleep_forever()
-        raise ImageNotFound(f"the image {spec.image!r} is missing")
-        yield
-
-    def notes(self) -> Sequence[str]:
-        return ()
-
-    async def list(self) -> Sequence[SandboxEntry]:
-        return ()
-
-    async def reap(self) -> int:
-        return 0
+    bench.provider.on_open, bench.provider.opening = opened, anyio.sleep_forever
+    return asked
 
 
-def runner_of(path: Path, provider: Failing, tasks: int, limit: int) -> tuple[Runner, RunDirectory]:
-    run = make_run(path)
-    requests: list[RolloutRequest] = []
-    for number in range(tasks):
-        spec = SandboxSpec(image=f"image-{number}", labels={"rollout": f"t-{number}-0"})
-        requests.append(make_request(make_task(f"t-{number}"), spec=spec))
-    parts = RunContext(Agent(), provider, Approving(), None, None, run.redactor)
-    executor = local_executor(parts, run)
-    return Runner(requests, executor, None, run, [], concurrency=4, max_errors=limit), run
+def names(tasks: int) -> list[str]:
+    return [f"t-{number}" for number in range(tasks)]
 
 
 @pytest.mark.anyio
 async def test_run_that_cannot_succeed_is_stopped_and_keeps_its_records(tmp_path: Path) -> None:
-    provider = Failing(hangs=["t-2-0"])
-    runner, run = runner_of(tmp_path / "the run", provider, 100, 10)
-    with anyio.fail_after(60), pytest.raises(RunStopped) as raised:
-        await runner.run_all()
-    outcomes = [rollout.outcome for rollout in run.rollouts()]
-    assert provider.opened < 20
+    async with open_bench(tmp_path / "the run", names(100), max_errors=10) as bench:
+        asked = failing(bench, "t-2")
+        with pytest.raises(RunStopped) as raised:
+            await bench.runner.run_all()
+    ended = bench.run.rollouts()
+    outcomes = [rollout.outcome for rollout in ended]
+    assert len(asked) < 20
     assert 10 <= outcomes.count("error") < 14, "those that ran meanwhile may end first"
-    assert "t-2-0" in [rollout.id for rollout in run.rollouts() if rollout.outcome == "cancelled"]
+    assert "t-2-0" in [rollout.id for rollout in ended if rollout.outcome == "cancelled"]
     assert set(outcomes) == {"error", "cancelled"}
-    assert all(rollout.cancelled_as is None for rollout in run.rollouts()), "a resumed run runs them"
+    assert all(rollout.cancelled_as is None for rollout in ended), "a resumed run runs them"
     says = str(raised.value)
     assert says.startswith(
         "the run was stopped, because 10 rollouts of 10 tasks ended in the same error and "
     )
-    assert "(sandbox: the image 'image-" in says
+    assert "(sandbox: the image 't-" in says
     assert f"`swe-core run --resume '{tmp_path}/the run' --retry-errors`" in says
     assert "--max-errors 0" in says
 
 
 @pytest.mark.anyio
 async def test_run_without_a_limit_runs_to_its_end(tmp_path: Path) -> None:
-    runner, run = runner_of(tmp_path / "run", Failing(), 10, 0)
-    await runner.run_all()
-    assert [rollout.outcome for rollout in run.rollouts()] == ["error"] * 10
+    async with open_bench(tmp_path / "run", names(10)) as bench:
+        failing(bench)
+        await bench.runner.run_all()
+    assert [rollout.outcome for rollout in bench.run.rollouts()] == ["error"] * 10
 
 
 @pytest.mark.anyio
 async def test_rollouts_that_run_go_on_when_none_is_left_to_start(tmp_path: Path) -> None:
-    provider = Failing(hangs=["t-2-0"])
-    runner, run = runner_of(tmp_path / "run", provider, 12, 10)
-    async with anyio.create_task_group() as group:
-        group.start_soon(runner.run_all)
-        with anyio.fail_after(60):
-            while len(run.rollouts()) < 11:  # noqa: ASYNC110 (the rollouts end on disk, where no event is set)
-                await anyio.sleep(0.01)
-        runner.cancel("t-2-0", "it was waited for")
-    ended = {rollout.id: rollout.cancelled_as for rollout in run.rollouts() if rollout.outcome != "error"}
+    async with (
+        open_bench(tmp_path / "run", names(11), max_errors=10) as bench,
+        anyio.create_task_group() as group,
+    ):
+        failing(bench, "t-2")
+        group.start_soon(bench.runner.run_all)
+        await until(lambda: len(bench.run.rollouts()) == 10)
+        bench.runner.cancel("t-2-0", "it was waited for")
+    ended = {one.id: one.cancelled_as for one in bench.run.rollouts() if one.outcome != "error"}
     assert ended == {"t-2-0": "it was waited for"}
 
 
 @pytest.mark.anyio
 async def test_rollout_that_a_worker_runs_itself_stops_nothing(tmp_path: Path) -> None:
     """Such a worker, a trainer for example, judges its rollouts itself."""
-    runner, _ = runner_of(tmp_path / "run", Failing(), 5, 1)
-    for request in runner.requests:
-        assert (await runner.run(request)).rollout.outcome == "error"
+    async with open_bench(tmp_path / "run", names(5), max_errors=1) as bench:
+        failing(bench)
+        for request in bench.runner.requests:
+            assert (await bench.runner.run(request)).rollout.outcome == "error"

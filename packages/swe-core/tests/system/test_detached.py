@@ -128,9 +128,7 @@ async def test_cancelled_opening_closes_the_context() -> None:
     assert said == ["closed"]
 
 
-def test_abandoned_work_does_not_block_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_abandoned_work_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLOSING", 0.01)
 
     @asynccontextmanager
@@ -152,9 +150,7 @@ def test_abandoned_work_does_not_block_the_event_loop(
     anyio.run(main)
 
 
-def test_twice_cancelled_work_is_abandoned(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_twice_cancelled_work_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """No scope shields from the task's own cancellation, as by a trainer."""
     monkeypatch.setattr(module, "CLOSING", 3600.0)
 

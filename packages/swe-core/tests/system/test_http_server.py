@@ -38,9 +38,7 @@ async def connected(steps: int, opened: AbstractAsyncContextManager[str]) -> Non
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("server", [plain, interception])
 @pytest.mark.slow
-def test_connection_during_close_is_closed(
-    server: Callable[[], AbstractAsyncContextManager[str]],
-) -> None:
+def test_connection_during_close_is_closed(server: Callable[[], AbstractAsyncContextManager[str]]) -> None:
     for steps in range(5):
         asyncio.run(connected(steps, server()))
     gc.collect()  # which reports a socket that was not closed

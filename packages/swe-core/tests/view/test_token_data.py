@@ -13,7 +13,6 @@ import pytest
 from swe_core.api.records import Failure, Retried
 from swe_core.errors import UsageError
 from swe_core.rollout.run_directory import FOLDERS, ROLLOUTS_FILE, TURNS_FILE
-from swe_core.rollout.training_records import VOCABULARY_FILE
 from swe_core.view.message_data import message_data, shown_message
 from swe_core.view.render import Links, render
 from swe_core.view.routes import page_at
@@ -166,14 +165,6 @@ def test_trained_rows_have_the_trainers_logprobs(run: ShownRun) -> None:
     assert rows == [(0, 1, True), (1, 1, True)]
     assert data["group"] == {"skipped": None, "left_out": None}
     assert data_of(run, BRANCH)["group"]["skipped"] == "no_spread"
-
-
-def test_run_without_token_strings_shows_ids(tmp_path: Path) -> None:
-    made = sample_training(tmp_path / "train")
-    (made.path / VOCABULARY_FILE).unlink()
-    data = data_of(Site([made.path]).run("train"), DRIFT)
-    assert data["vocabulary"] is None
-    assert not any(turn["marks"] for turn in data["turns"])
 
 
 def test_rollout_without_tokens_says_so(tmp_path: Path) -> None:

@@ -397,20 +397,6 @@ async def test_record_of_a_node_has_no_token_of_its_rollout(tmp_path: Path) -> N
     assert b"swe_tok_secret" not in (tmp_path / "r.tar").read_bytes()
 
 
-async def test_bounded_memory_of_the_driver(tmp_path: Path) -> None:
-
-    async with driver(tmp_path, SimulatedNode("one", slots=50, seconds=0.0)) as made:
-
-        async def some(prefix: str) -> None:
-            await made.submit_all(*(f"{prefix}{number}" for number in range(60)))
-            await made.until(made.acknowledged)
-
-        await some("a")
-        pool, node = made.pool, made.pool.nodes["one"]
-        for left in (pool._offers, pool._orders, node.orders, node.running, pool._waiting):
-            assert len(left) == 0
-
-
 async def test_interrupted_try_does_not_replace_a_finished_one(tmp_path: Path) -> None:
     """Nodes on a host may share a spool: one has finished the rollout, and another has to cancel it."""
     spooled(tmp_path, "a", {"turns.jsonl": b"x"})

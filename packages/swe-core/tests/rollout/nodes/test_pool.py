@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from random import Random
 
@@ -143,6 +144,9 @@ async def test_rollouts_run_on_all_nodes_within_their_slots(tmp_path: Path) -> N
         assert made.run.turns("r0")[0].index == 0
         assert made.seen.count(("r0", "turn")) == 1
         made.accounted()
+        kept = [(node.orders, node.running) for node in made.pool.nodes.values()]
+        for left in (made.pool._offers, made.pool._orders, made.pool._waiting, *chain(*kept)):
+            assert len(left) == 0, "the driver's memory is bounded"
 
 
 async def test_node_that_had_an_image_gets_its_next_rollout(tmp_path: Path) -> None:

@@ -266,11 +266,7 @@ async def test_cancelled_verify_keeps_results_and_closes_sandboxes(
             scope.cancel()
 
         await verify_tasks(
-            tasks,
-            methods(scripted(honest), TWO, provider=counting),
-            concurrency=1,
-            cache=None,
-            done=done,
+            tasks, methods(scripted(honest), TWO, provider=counting), concurrency=1, cache=None, done=done
         )
     assert scope.cancelled_caught
     assert found == ["t__adder-0"]

@@ -136,25 +136,19 @@ def test_programs_that_cannot_run(shell: Shell) -> None:
     assert shell.run(str(shell.base / "data"), mark="b")[0] == 126
 
 
-@pytest.fixture
-def directory(shell: Shell) -> Path:
-    """That of a command, before it starts."""
-    directory = shell.base / MARK
-    directory.mkdir(parents=True)
-    return directory
-
-
 def test_any_bytes_in_and_out(shell: Shell) -> None:
     data = os.urandom(70_000) + bytes(range(256))
     assert shell.run("cat", stdin=data) == (0, data, b"")
-    assert shell.run("cat", mark="empty", stdin=b"") == (0, b"", b"")
-
-
-def test_standard_input_in_parts(shell: Shell, directory: Path) -> None:
+    assert shell.run("cat", mark="empty", stdin=b"", over=MARK) == (0, b"", b"")
+    assert sorted(path.name for path in shell.base.iterdir()) == ["empty"], "a finished command is removed"
+    arguments = ["ünï", "a  b", "*", "$HOME", "'\"\\", "line\nbreak", "", "-n"]
+    said = shell.run("printf", "%s\\0", *arguments, mark="arguments")[1]
+    assert said == "".join(f"{one}\0" for one in arguments).encode()
     parts = [os.urandom(1000) for _ in range(11)]
+    (shell.base / "parts").mkdir()
     for number, part in enumerate(parts):
-        (directory / f"in.{number:06}").write_bytes(part)
-    assert shell.run("cat", how="parts 11000") == (0, b"".join(parts), b"")
+        (shell.base / "parts" / f"in.{number:06}").write_bytes(part)
+    assert shell.run("cat", mark="parts", how="parts 11000") == (0, b"".join(parts), b"")
 
 
 def test_standard_input_that_did_not_arrive_whole(shell: Shell) -> None:
@@ -164,11 +158,6 @@ def test_standard_input_that_did_not_arrive_whole(shell: Shell) -> None:
     assert (process.returncode, said) == (73, b"")
     assert b"did not arrive whole" in complaint
     assert shell.run("cat", stdin=b"abcd") == (0, b"abcd", b"")  # the request is made again
-
-
-def test_arguments_arrive_as_they_are(shell: Shell) -> None:
-    arguments = ["ünï", "a  b", "*", "$HOME", "'\"\\", "line\nbreak", "", "-n"]
-    assert shell.run("printf", "%s\\0", *arguments)[1] == "".join(f"{one}\0" for one in arguments).encode()
 
 
 def test_command_is_run_once_however_often_it_is_asked_for(shell: Shell) -> None:
@@ -266,11 +255,8 @@ def test_files_that_are_no_more(shell: Shell) -> None:
     process.communicate(timeout=30)
     assert process.returncode == 74
     assert shell.follow(MARK, 0, 0).returncode == 74
-
-
-def test_files_that_go_while_they_are_opened(shell: Shell, directory: Path) -> None:
-    """Those of the output are no more, that of the process id still is."""
-    (directory / "pid").write_text("1\n")
+    (shell.base / MARK).mkdir()  # they go while they are opened: that of the process id still is
+    (shell.base / MARK / "pid").write_text("1\n")
     assert shell.follow(MARK, 0, 0).returncode == 74
 
 
@@ -294,12 +280,6 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def test_finished_commands_are_removed(shell: Shell) -> None:
-    shell.run("true", mark="first")
-    shell.run("true", mark="second", over="first")
-    assert sorted(path.name for path in shell.base.iterdir()) == ["second"]
 
 
 def test_command_waits_for_a_slow_reader(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,13 +25,7 @@ from swe_core.builtin.local import bwrap
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.sandboxing.background import helper_task_group
 from swe_core.sandboxing.relay import launcher
-from swe_core.sandboxing.relay.pull_relay import (
-    HttpTransport,
-    Timing,
-    Transport,
-    http_client,
-    reach_by_pull,
-)
+from swe_core.sandboxing.relay.pull_relay import HttpTransport, Timing, Transport, http_client, reach_by_pull
 from swe_core.system.http_server import serve
 from swe_testing.sandbox.base import PATIENCE
 

@@ -69,25 +69,23 @@ async def test_initially_dirty_files_are_not_changes(provider: SandboxProvider, 
 
 DEEDS = {
     "amended": "git add -A; git commit -q --amend -m rewritten",
-    "index flags": "git update-index --assume-unchanged a.txt; git update-index --skip-worktree sub/b.py",
-    "index is garbage": "echo garbage >.git/index",
+    "flags, attributes, settings, locks": "mkdir .GIT sub/.Git empty; touch .GIT/x sub/.Git/x; mkfifo fifo;"
+    "git update-index --assume-unchanged a.txt; git update-index --skip-worktree sub/b.py;"
+    "echo '* text eol=crlf -diff ident' >.git/info/attributes; ln -s /etc/passwd .git/link;"
+    "git config diff.noprefix true; git config diff.context 9; touch .git/index.lock .git/HEAD.lock",
+    "index is garbage, HEAD deleted": "echo garbage >.git/index; rm .git/HEAD",
     "config is garbage": "echo '[[[' >.git/config",
-    "HEAD deleted": "rm .git/HEAD",
-    "attributes": "echo '* text eol=crlf -diff ident' >.git/info/attributes",
-    "diff settings": "git config diff.noprefix true; git config diff.context 9",
-    "bare": "git config core.bare true",
-    "format from the future": "git config core.repositoryFormatVersion 99",
+    "bare, of a future format": "git config core.bare true; git config core.repositoryFormatVersion 99",
     ".git as a file": "mv .git /tmp/moved-git; echo 'gitdir: /tmp/moved-git' >.git",
     ".git unreadable": "find .git -depth -exec chmod a-rwx {} +",
     "unreadable": "chmod 000 a.txt sub/b.py sub/deep sub",
     "unreadable root": "chmod 000 .",
-    "locks left": "touch .git/index.lock .git/HEAD.lock",
-    "names that git refuses": "mkdir .GIT sub/.Git; touch .GIT/x sub/.Git/x",
-    "special files": "mkfifo fifo; mkdir empty; ln -s /etc/passwd .git/link",
 }
 
 
-FAST_DEEDS = ("amended", "index flags", "config is garbage", ".git as a file", "unreadable", "special files")
+FAST_DEEDS = (
+    "amended", "flags, attributes, settings, locks", "config is garbage", ".git as a file", "unreadable",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("deed", slow_but(FAST_DEEDS, DEEDS))
