@@ -273,16 +273,10 @@ async def test_errors_of_a_call_are_reported_to_the_model(run_pi: RunPi, llm: Sc
 HTML = Reply(body="<html>Welcome</html>", content_type="text/html")
 OVERFLOW = "maximum context length is 10 tokens (context_length_exceeded)"
 FAILURES: list[tuple[list[Reply], int, str]] = [
-    ([fails(401, "bad key")], 1, "401.*bad key"),
     ([fails(500)] * 2, 2, "500.*said the test"),
     ([HTML] * 2, 2, "Stream ended without finish_reason"),
     ([says("half", breaks=True)] * 2, 2, "terminated"),
-    ([fails(400, "no")], 1, "400.*no"),
-    ([fails(404, "no such model")], 1, "404.*no such model"),
     ([fails(400, OVERFLOW)], 1, "maximum context length"),
-    ([fails(429, "slow down")] * 2, 2, "429.*slow down"),
-    ([Reply(body="", status=502)] * 2, 2, "502"),
-    ([says("half", finish=None)] * 2, 2, "without finish_reason"),
     ([says("x", finish="content_filter")], 1, "content_filter"),
     ([calls("bash", '{"command": "true"}'), fails(401)], 2, "401"),
 ]
@@ -315,19 +309,16 @@ async def test_call_that_is_not_answered_once_is_a_failure(run_pi: RunPi, llm: S
 
 
 @slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, 137), (signal.SIGTERM, 143)])
-async def test_killed_in_the_middle(
-    run_pi: RunPi, llm: ScriptedLLM, number: signal.Signals, code: int
-) -> None:
+async def test_killed_in_the_middle(run_pi: RunPi, llm: ScriptedLLM) -> None:
     async def kill(pid: int) -> None:
         await llm.hanging.wait()
-        os.kill(pid, number)
+        os.kill(pid, signal.SIGKILL)
 
     ended = await run_pi(calls("bash", '{"command": "true"}'), None, interfere=kill)
-    assert ended.exit.exit_code == code
+    assert ended.exit.exit_code == 137
     assert [event.kind for event in ended.events] == ["tool_call", "tool_result"]
     assert ended.failure is not None
-    assert ended.failure.startswith(f"Pi was killed by {number.name}")
+    assert ended.failure.startswith("Pi was killed by SIGKILL")
 
 
 @slow

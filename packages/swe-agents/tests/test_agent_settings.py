@@ -142,15 +142,13 @@ def test_further_limits_are_off() -> None:
         assert agent.env(context())["MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT"] == attempts
 
 
+CLAUDE = ClaudeCode(ClaudeCodeConfig(tools=("Bash", "Glob"), args=("--verbose",)))
+
+
 @pytest.mark.parametrize(
     ("agent", "words"),
     [
-        (
-            ClaudeCode(
-                ClaudeCodeConfig(tools=("Bash", "Glob"), args=("--append-system-prompt", "Be brief."))
-            ),
-            ("--tools Bash,Glob", f"--model {MODEL}", "--append-system-prompt Be brief."),
-        ),
+        (CLAUDE, ("--tools Bash,Glob", f"--model {MODEL}", "--verbose")),
         (Codex(), (MODEL,)),
         (Codex(CodexConfig(model="gpt-5.5")), ("--model gpt-5.5",)),
         (GeminiCli(), (f"--model={MODEL}",)),
@@ -176,16 +174,14 @@ def test_kimi_code_takes_any_text_as_prompt_that_fits_into_an_argument() -> None
     assert KimiCode(acp=True).command(context("é" * 80_000))[-1] == "acp"
 
 
-@pytest.mark.parametrize(
-    ("config", "wrong"),
-    [
-        *((AiderConfig, wrong) for wrong in ({"edit_format": "architect"}, {"reflections": -1})),
-        *((OpenHandsConfig, wrong) for wrong in ({"condense_after": 1}, {"retries": -1}, {"unknown": 1})),
-    ],
-)
-def test_wrong_settings_are_refused(config: Any, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match=next(iter(wrong))):
-        config.model_validate(wrong)
+def test_wrong_settings_are_refused() -> None:
+    wrong: list[tuple[Any, dict[str, Any]]] = [
+        *((AiderConfig, one) for one in ({"edit_format": "architect"}, {"reflections": -1})),
+        *((OpenHandsConfig, one) for one in ({"condense_after": 1}, {"retries": -1}, {"unknown": 1})),
+    ]
+    for config, one in wrong:
+        with pytest.raises(ValidationError, match=next(iter(one))):
+            config.model_validate(one)
 
 
 def test_claude_code_is_not_fetched_before_its_terms_are_accepted() -> None:

@@ -287,26 +287,24 @@ async def test_missing_key_sends_no_authorization(monkeypatch: pytest.MonkeyPatc
             await engine.check()
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({}, "needs a model: pass --model NAME, such as .* or --engine-url URL --model NAME"),
-        ({"url": "http://h/v1"}, "needs a model: pass --model NAME, a model that .*'http://h/v1' has"),
-        ({"url": "h/v1", "model": "m"}, "'h/v1' is not a base URL"),
-        ({"url": "ftp://h/v1", "model": "m"}, "not a base URL"),
-        ({"url": "http://", "model": "m"}, "not a base URL"),
-        ({"url": "http://h/v1?key=x", "model": "m"}, "no query"),
-        ({"url": "http://u:sekret@h/v1", "model": "m"}, "user or password"),
-        ({"url": "http://h/v1", "model": "m", "params": {"messages": []}}, "sets 'messages' itself"),
-    ],
-)
-def test_unusable_settings_are_rejected(settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        OpenAIEngine(OpenAIConfig(**settings))
-    assert "sekret" not in str(caught.value)
+UNUSABLE: list[tuple[dict[str, Any], str]] = [
+    ({}, "needs a model: pass --model NAME, such as .* or --engine-url URL --model NAME"),
+    ({"url": "http://h/v1"}, "needs a model: pass --model NAME, a model that .*'http://h/v1' has"),
+    ({"url": "h/v1", "model": "m"}, "'h/v1' is not a base URL"),
+    ({"url": "ftp://h/v1", "model": "m"}, "not a base URL"),
+    ({"url": "http://", "model": "m"}, "not a base URL"),
+    ({"url": "http://h/v1?key=x", "model": "m"}, "no query"),
+    ({"url": "http://u:sekret@h/v1", "model": "m"}, "user or password"),
+    ({"url": "http://h/v1", "model": "m", "params": {"messages": []}}, "sets 'messages' itself"),
+]
 
 
-def test_key_that_is_an_invalid_header_value_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_settings_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a password nor a key that is no value of a header is shown."""
+    for settings, sentence in UNUSABLE:
+        with pytest.raises(ConfigError, match=sentence) as caught:
+            OpenAIEngine(OpenAIConfig(**settings))
+        assert "sekret" not in str(caught.value)
     monkeypatch.setenv("MY_KEY", "sk-line1\nsk-line2")
     with pytest.raises(ConfigError, match="'MY_KEY' has characters") as caught:
         _engine("http://h/v1", api_key_env="MY_KEY")
@@ -341,27 +339,26 @@ def test_missing_usage_is_zero() -> None:
         assert completion.message == {"role": "assistant", "content": "x"}
 
 
-@pytest.mark.parametrize(
-    ("body", "left", "setting", "sent"),
-    [
-        ({}, None, None, {}),
-        ({}, 50, None, {"max_tokens": 50}),
-        ({"max_tokens": 100}, 50, None, {"max_tokens": 50}),
-        ({"max_completion_tokens": 100}, 50, None, {"max_completion_tokens": 50}),
-        ({"max_completion_tokens": 20}, 50, None, {"max_completion_tokens": 20}),
-        ({}, None, 30, {"max_tokens": 30}),
-        ({"max_tokens": 64_000}, None, 30, {"max_tokens": 30}),
-        ({"max_completion_tokens": 64_000}, 20, 30, {"max_completion_tokens": 20}),
-        ({"max_tokens": 10}, 20, 30, {"max_tokens": 10}),
-    ],
-)
-async def test_budget_and_setting_bound_the_token_limit_of_the_agent(
-    body: dict[str, Any], left: int | None, setting: int | None, sent: dict[str, Any]
-) -> None:
-    async with ScriptedProvider() as provider, _engine(provider.url, max_tokens=setting) as engine:
-        await engine.complete(ChatRequest({**BODY, **body}, BODY["messages"], max_tokens=left), WHO)
-    seen = provider.requests[0].body
-    assert {key: value for key, value in seen.items() if key.startswith("max_")} == sent
+LIMITS: list[tuple[dict[str, int], int | None, int | None, dict[str, int]]] = [
+    ({}, None, None, {}),
+    ({}, 50, None, {"max_tokens": 50}),
+    ({"max_tokens": 100}, 50, None, {"max_tokens": 50}),
+    ({"max_completion_tokens": 100}, 50, None, {"max_completion_tokens": 50}),
+    ({"max_completion_tokens": 20}, 50, None, {"max_completion_tokens": 20}),
+    ({}, None, 30, {"max_tokens": 30}),
+    ({"max_tokens": 64_000}, None, 30, {"max_tokens": 30}),
+    ({"max_completion_tokens": 64_000}, 20, 30, {"max_completion_tokens": 20}),
+    ({"max_tokens": 10}, 20, 30, {"max_tokens": 10}),
+]
+
+
+async def test_budget_and_setting_bound_the_token_limit_of_the_agent() -> None:
+    async with ScriptedProvider() as provider:
+        for body, left, setting, sent in LIMITS:
+            async with _engine(provider.url, max_tokens=setting) as engine:
+                await engine.complete(ChatRequest({**BODY, **body}, BODY["messages"], max_tokens=left), WHO)
+            seen = provider.requests[-1].body
+            assert {key: value for key, value in seen.items() if key.startswith("max_")} == sent
 
 
 def test_proxy_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

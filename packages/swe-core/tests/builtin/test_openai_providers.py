@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from swe_core.api.engine import ChatRequest, EngineSession
 from swe_core.builtin.openai import OpenAIConfig, providers
@@ -41,21 +40,21 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return serve
 
 
-@pytest.mark.parametrize(
-    ("model", "host", "name", "key"),
-    [
-        ("gpt-5.5", "api.openai.com", "gpt-5.5", "OPENAI_API_KEY"),
-        ("openai/gpt-5.5", "api.openai.com", "gpt-5.5", "OPENAI_API_KEY"),
-        ("anthropic/claude-opus-4-6", "api.anthropic.com", "claude-opus-4-6", "ANTHROPIC_API_KEY"),
-        ("openrouter/openai/gpt-5.5", "openrouter.ai", "openai/gpt-5.5", "OPENROUTER_API_KEY"),
-        ("hf/Qwen/Qwen3-8B", "router.huggingface.co", "Qwen/Qwen3-8B", "HF_TOKEN"),
-        ("ollama/qwen3:8b", "127.0.0.1:11434", "qwen3:8b", "OLLAMA_API_KEY"),
-    ],
+MEANT = (
+    ("gpt-5.5", "api.openai.com", "gpt-5.5", "OPENAI_API_KEY"),
+    ("openai/gpt-5.5", "api.openai.com", "gpt-5.5", "OPENAI_API_KEY"),
+    ("anthropic/claude-opus-4-6", "api.anthropic.com", "claude-opus-4-6", "ANTHROPIC_API_KEY"),
+    ("openrouter/openai/gpt-5.5", "openrouter.ai", "openai/gpt-5.5", "OPENROUTER_API_KEY"),
+    ("hf/Qwen/Qwen3-8B", "router.huggingface.co", "Qwen/Qwen3-8B", "HF_TOKEN"),
+    ("ollama/qwen3:8b", "127.0.0.1:11434", "qwen3:8b", "OLLAMA_API_KEY"),
 )
-def test_model_alone_names_its_provider(model: str, host: str, name: str, key: str) -> None:
-    config = OpenAIConfig(model=model)
-    assert host in str(config.url)
-    assert (config.model, config.api_key_env) == (name, key)
+
+
+def test_model_alone_names_its_provider() -> None:
+    for model, host, name, key in MEANT:
+        config = OpenAIConfig(model=model)
+        assert host in str(config.url)
+        assert (config.model, config.api_key_env) == (name, key)
 
 
 def test_given_url_and_key_variable_stay() -> None:
@@ -97,12 +96,6 @@ def test_unknown_provider_is_an_error_with_a_suggestion(model: str, hint: str) -
         OpenAIConfig(model=model)
     assert hint in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_wrong_setting_is_still_an_error() -> None:
-    for wrong in ({"model": "gpt-5.5", "timeout": -1}, {"model": 4}):
-        with pytest.raises(ValidationError, match=r"timeout|valid string"):
-            OpenAIConfig.model_validate(wrong)
 
 
 def test_missing_key_is_one_sentence_with_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

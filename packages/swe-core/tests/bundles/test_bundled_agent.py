@@ -42,30 +42,23 @@ def ended(code: int, error: str | None = None, stderr: str = "", fatal: bool = T
     return AgentExit(exit_code=code, last_error=event, stderr_tail=stderr)
 
 
-@pytest.mark.parametrize(
-    ("exit", "sentence"),
-    [
-        (ended(0), None),
-        (ended(0, "401: no"), "Some ended with an error: 401: no"),
-        (ended(0, "a command failed", fatal=False), None),
-        (ended(1), "Some exited with code 1"),
-        (ended(1, stderr="first\nlast\n"), "Some exited with code 1: last"),
-        (ended(1, "401: no", "x", fatal=False), "Some exited with code 1: 401: no"),
-        (
-            ended(127, stderr="sh: not found"),
-            "Some could not be started in the sandbox (exit code 127): sh: not found; use an image for the "
-            "architecture of this host",
-        ),
-        (ended(137), "Some was killed by SIGKILL (out of memory, or killed from outside)"),
-        (ended(134, stderr="heap out of memory"), "Some was killed by SIGABRT: heap out of memory"),
-        (ended(255), "Some was killed by signal 127"),
-    ],
-)
-def test_failure_is_read_from_the_exit(exit: AgentExit, sentence: str | None) -> None:
-    assert Some().failure(exit) == sentence
+EXITS = [
+    (ended(0), None),
+    (ended(0, "401: no"), "Some ended with an error: 401: no"),
+    (ended(0, "a command failed", fatal=False), None),
+    (ended(1), "Some exited with code 1"),
+    (ended(1, stderr="first\nlast\n"), "Some exited with code 1: last"),
+    (ended(1, "401: no", "x", fatal=False), "Some exited with code 1: 401: no"),
+    (ended(127, stderr="sh: not found"), "Some could not be started in the sandbox (exit code 127): "
+     "sh: not found; use an image for the architecture of this host"),
+    (ended(137), "Some was killed by SIGKILL (out of memory, or killed from outside)"),
+    (ended(134, stderr="heap out of memory"), "Some was killed by SIGABRT: heap out of memory"),
+    (ended(255), "Some was killed by signal 127"),
+]  # fmt: skip
 
 
-def test_failure_to_start_says_what_the_image_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_is_read_from_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [Some().failure(exit) for exit, _ in EXITS] == [sentence for _, sentence in EXITS]
     monkeypatch.setattr(Some, "needs", "glibc and bash")
     assert str(Some().failure(ended(126))).endswith("architecture of this host that has glibc and bash")
 

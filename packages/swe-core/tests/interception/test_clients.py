@@ -14,13 +14,11 @@ import pytest
 
 from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession
 from swe_core.api.records import Turn, requests_of
-from swe_core.builtin.replay import ReplayConfig
-from swe_core.builtin.replay.engine import ReplayEngine
 from swe_core.interception import server as server_module
 from swe_core.interception.server import InterceptionServer
 from swe_testing.provider import ScriptedProvider, call_tool, say
 
-from .helpers import HELLO, TOOLS, Plugin, Typist, by_hand, relay, sdk, stream, who
+from .helpers import HELLO, TOOLS, Plugin, Typist, by_hand, relay, sdk, who
 
 pytestmark = pytest.mark.anyio
 
@@ -134,33 +132,6 @@ async def test_pieces_arrive_during_generation(server: InterceptionServer) -> No
                 assert chunk.choices[0].delta.content == "first pa"
                 assert not provider.requests[0].finished.is_set()
                 await stream.close()
-
-
-async def test_concurrent_rollouts_are_isolated(server: InterceptionServer, tmp_path: Any) -> None:
-    file = tmp_path / "r.jsonl"
-    replies = [[{"role": "assistant", "content": f"task {t} call {c}"} for c in range(3)] for t in range(30)]
-    file.write_text(
-        "".join(
-            json.dumps({"task_id": f"t{t}", "replies": [{"message": m} for m in mine]}) + "\n"
-            for t, mine in enumerate(replies)
-        )
-    )
-    heard: dict[int, list[str]] = {}
-    recorded: dict[int, list[Turn]] = {t: [] for t in range(30)}
-
-    async def one(number: int) -> None:
-        rollout = who(f"r{number}/ ä", f"t{number}")  # an id that needs quoting in a path
-        async with server.session(engine, rollout, recorded[number].append) as gate:
-            async with sdk(server, gate) as client:
-                heard[number] = [(await stream(client, seed=call))[0] for call in range(3)]
-
-    async with ReplayEngine(ReplayConfig(file=file)) as engine:
-        async with anyio.create_task_group() as group:
-            for number in range(30):
-                group.start_soon(one, number)
-    for number, mine in enumerate(replies):
-        assert heard[number] == [message["content"] for message in mine]
-        assert [turn.reply for turn in recorded[number]] == mine
 
 
 async def test_backlog_holds_a_wave_of_connections(server: InterceptionServer) -> None:

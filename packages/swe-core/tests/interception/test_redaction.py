@@ -58,19 +58,7 @@ def cut_at(at: int, where: str) -> Iterator[Delta]:
         yield {where: f"{second} there"}
 
 
-FIELDS = (
-    "content",
-    "reasoning",
-    "reasoning_content",
-    "refusal",
-    "unheard_of",
-    "arguments",
-    "name",
-    "details",
-)
-
-
-@pytest.mark.parametrize("where", FIELDS)
+@pytest.mark.parametrize("where", ["content", "unheard_of", "arguments", "name", "details"])
 def test_secret_split_over_two_pieces_is_redacted(where: str) -> None:
     for at in range(len(CANARY) + 1):
         given = list(cut_at(at, where))

@@ -79,11 +79,8 @@ def test_text_beyond_the_limit_is_not_tokenised_whole() -> None:
     assert sum(encoder.sizes) < 200_000
     encoder.encode("wörd " * 20_000)  # without a limit
     assert encoder.sizes[-1] == 100_000
-
-
-def test_limit_counts_all_texts_together() -> None:
     encoder = Watched()
-    with pytest.raises(ContextOverflow), at_most(1000):
+    with pytest.raises(ContextOverflow), at_most(1000):  # all texts together
         list(map(encoder.encode, ["wörd " * 500] * 20))
     assert len(encoder.sizes) < 20
 

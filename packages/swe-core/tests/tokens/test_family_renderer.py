@@ -17,7 +17,7 @@ from swe_core.api.messages import Message
 from swe_core.errors import ConfigError
 from swe_core.tokens.family_renderer import FAMILIES, FamilyRenderer
 from swe_core.tokens.probe_messages import TOOLS, reply, result, user
-from swe_core.tokens.renderer import TAIL
+from swe_core.tokens.renderer import TAIL, Parsed
 from swe_core.tokens.reply_reader import ReplyReader
 from swe_testing.tokenizer import family_tokens, make_tokenizer
 
@@ -25,28 +25,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 FRAGMENTS = [
-    "Hello wörld ",
-    " \n\n",
-    "\u3000",
-    "naïve 🎉",
-    "assistant\n",
-    "<think>\n",
-    "</think>",
-    "<tool_call>",
-    '\n{"name": "bash", "arguments": {"command": "ls"}}\n',
-    '{"name": 5, "arguments": {}}',
-    '{"name": "bash", "argum',
-    '{"name": "bash", "parameters": {}}',
+    "Hello wörld ", " \n\n", "\u3000", "naïve 🎉", "assistant\n", "<think>\n", "</think>", "<tool_call>",
+    '\n{"name": "bash", "arguments": {"command": "ls"}}\n', '{"name": 5, "arguments": {}}',
+    '{"name": "bash", "argum', '{"name": "bash", "parameters": {}}',
     "<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n",
     '<invoke name="bash">\n<parameter name="command">ls</parameter>\n</invoke>\n',
-    "functions.bash:0",
-    "call:bash{command:ls}",
-    "function",
-    "bash\n",
-    "thought\n",
-    "analysis",
-    "[" * 3,
-]
+    "functions.bash:0", "call:bash{command:ls}", "function", "bash\n", "thought\n", "analysis", "[" * 3,
+]  # fmt: skip
 NEXT: list[list[Message]] = [
     [user("Go on.")],
     [result("functions.bash:0", "one line")],
@@ -116,36 +101,29 @@ def test_prompt_tail_suffices_to_extend_and_parse(family: str, data: st.DataObje
 @pytest.mark.parametrize("family", each({*MADE} - WHOLE))
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_streamed_text_is_never_retracted(family: str, data: st.DataObject) -> None:
-    renderer = made(family)
-    tail, completion = data.draw(prompts(family))[-TAIL:], data.draw(completions(family))
-    seen = [renderer.parse(completion[:n], tail, TOOLS, ended=False) for n in range(len(completion) + 1)]
-    seen.append(renderer.parse(completion, tail, TOOLS))
-    for before, after in pairwise(seen):
-        assert after.content.startswith(before.content)
-        assert (after.reasoning or "").startswith(before.reasoning or "")
-
-
-@pytest.mark.parametrize("family", each({*MADE} - WHOLE))
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_partial_reading_is_a_prefix_of_the_whole(family: str, data: st.DataObject) -> None:
+def test_text_is_never_retracted(family: str, data: st.DataObject) -> None:
+    """Neither where all is parsed after each id, nor where a growing reply is read in parts."""
     renderer = made(family)
     tail, completion = data.draw(prompts(family))[-TAIL:], data.draw(completions(family))
     sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
     ids: list[int] = []
-    reader, sampled, seen = ReplyReader(renderer, ids, tail, TOOLS), iter(completion), [("", "")]
+    reader, sampled, read = ReplyReader(renderer, ids, tail, TOOLS), iter(completion), [("", "")]
     for size in cycle(sizes):
         if not (more := list(islice(sampled, size))):
             break
         ids += more
         if reader.may_tell():
-            seen.append(reader.read())
+            read.append(reader.read())
+    parsed = [renderer.parse(completion[:n], tail, TOOLS, ended=False) for n in range(len(completion) + 1)]
     whole = renderer.parse(completion, tail, TOOLS)
-    seen.append((whole.reasoning or "", whole.content))
-    for before, after in pairwise(seen):
-        assert after[0].startswith(before[0])
-        assert after[1].startswith(before[1])
+    for seen in ([*read, told(whole)], [*map(told, parsed), told(whole)]):
+        for before, after in pairwise(seen):
+            assert after[0].startswith(before[0])
+            assert after[1].startswith(before[1])
+
+
+def told(parsed: Parsed) -> tuple[str, str]:
+    return parsed.reasoning or "", parsed.content
 
 
 def test_all_families_except_known_ones_stream() -> None:

@@ -165,10 +165,9 @@ def test_template_is_read_from_a_file(tmp_path: Path) -> None:
         load_renderer(directory, chat_template=tmp_path / "no.jinja")
 
 
-@pytest.mark.parametrize(("renderer", "near"), [("qwen-3", "qwen3"), ("gptoss", "gpt-oss")])
-def test_unknown_family_suggests_close_names(tmp_path: Path, renderer: str, near: str) -> None:
-    with pytest.raises(ConfigError, match=rf"'{renderer}' is not known: .*{near}"):
-        load_renderer(str(tmp_path), renderer=renderer)
+def test_unknown_family_suggests_close_names(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'gptoss' is not known: .*gpt-oss"):
+        load_renderer(str(tmp_path), renderer="gptoss")
 
 
 def test_missing_tokenizer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

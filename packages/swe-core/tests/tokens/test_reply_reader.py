@@ -63,12 +63,6 @@ def readings(renderer: Counting, text: str, step: int = 1) -> tuple[list[tuple[s
     return seen, whole
 
 
-@pytest.mark.parametrize("step", [1, 3, 64])
-def test_last_reading_is_the_whole_reply(renderer: Counting, step: int) -> None:
-    seen, whole = readings(renderer, THOUGHT + TEXT, step)
-    assert seen[-1] == (whole.reasoning, whole.content)
-
-
 def test_id_shows_as_soon_as_its_character_is_complete(renderer: Counting) -> None:
     seen, _ = readings(renderer, TEXT)
     ids = renderer.tokenizer.encode(TEXT, add_special_tokens=False)

@@ -23,14 +23,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 SPECIAL = (
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<think>",
-    "</think>",
-    "<tool_call>",
-    "</tool_call>",
-)
+    "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>", "</tool_call>",
+)  # fmt: skip
 CALLS = "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
 THOUGHT = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
 BODY = "<|im_start|>{{ m.role }}\n" + THOUGHT + "{{ m.content }}" + CALLS + "<|im_end|>\n"
@@ -86,19 +80,19 @@ NOT_PROVEN = {
 }
 
 
-@pytest.mark.parametrize("source", PROVEN.values(), ids=PROVEN)
-def test_prefix_preserving_templates_are_proven(source: str) -> None:
-    assert prove_prefix_preserving(ChatTemplate(tokenizer(), source, {}))
-    made = renderer(source)
-    assert (made.how, made.name) == ("template", "template (proven)")
+def test_prefix_preserving_templates_are_proven() -> None:
+    for what, source in PROVEN.items():
+        assert prove_prefix_preserving(ChatTemplate(tokenizer(), source, {})), what
+        made = renderer(source)
+        assert (made.how, made.name) == ("template", "template (proven)"), what
 
 
-@pytest.mark.parametrize("source", NOT_PROVEN.values(), ids=NOT_PROVEN)
-def test_templates_that_change_the_past_are_not_proven(source: str) -> None:
-    made = renderer(source)
-    assert (made.how, made.name) == ("full", "template")
+def test_templates_that_change_the_past_are_not_proven() -> None:
     prompt = tokenizer().encode("<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\n")
-    assert made.extend(prompt, tokenizer().encode("Hi.<|im_end|>"), [user("Go on.")], None) is None
+    for what, source in NOT_PROVEN.items():
+        made = renderer(source)
+        assert (made.how, made.name) == ("full", "template"), what
+        assert made.extend(prompt, tokenizer().encode("Hi.<|im_end|>"), [user("Go on.")], None) is None, what
 
 
 def test_nothing_is_proven_without_token_offsets(monkeypatch: pytest.MonkeyPatch) -> None:

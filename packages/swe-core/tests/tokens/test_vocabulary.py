@@ -10,7 +10,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swe_testing.tokenizer import QWEN3_TOKENS, make_tokenizer
@@ -106,13 +106,8 @@ def kept(kind: str, text: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_bytes_of_a_text_are_the_text(kind: str) -> None:
-    for text in TEXTS:
-        assert joined(kind, text) == kept(kind, text)
-
-
-@pytest.mark.parametrize("kind", MADE)
 @given(st.text() | st.lists(st.sampled_from([*QWEN3_TOKENS, *SPECIAL, "é", " ", "\n", "a"])).map("".join))
+@example(" ".join(TEXTS))
 def test_bytes_of_any_text_are_the_text(kind: str, text: str) -> None:
     assert joined(kind, text) == kept(kind, text)
 

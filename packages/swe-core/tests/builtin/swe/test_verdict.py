@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from swe_core.builtin.swe.report import Report
 from swe_core.builtin.swe.run_tests import TestRun
 from swe_core.builtin.swe.verdict import read
@@ -22,18 +20,11 @@ def doubts(log: str, report: Report | None = None, exit_code: int = 0) -> list[s
     return [f"{'!' * doubt.forged}{doubt.key}" for doubt in reading.discrepancies]
 
 
-@pytest.mark.parametrize(
-    ("log", "said"),
-    [
-        (WHOLE, []),
-        (f"{HEAD}PASSED {A}\nin a thread: PASSED {B}\n", []),
-        (f"{HEAD}PASSED {A}\n", [f"!not in the log: {B}"]),
-        (f"{HEAD}PASSED {A}\nFAILED {B} - no\n", [f"!log FAILED: {B}"]),
-        ("", ["!no log"]),
-    ],
-)
-def test_verdict_requires_passed_tests_in_the_log(log: str, said: list[str]) -> None:
-    assert doubts(log) == said
+def test_verdict_requires_passed_tests_in_the_log() -> None:
+    assert doubts(WHOLE) == doubts(f"{HEAD}PASSED {A}\nin a thread: PASSED {B}\n") == []
+    assert doubts(f"{HEAD}PASSED {A}\n") == [f"!not in the log: {B}"]
+    assert doubts(f"{HEAD}PASSED {A}\nFAILED {B} - no\n") == [f"!log FAILED: {B}"]
+    assert doubts("") == ["!no log"]
 
 
 def test_verdict_accepts_unittest_results_hidden_by_output() -> None:
@@ -43,16 +34,9 @@ def test_verdict_accepts_unittest_results_hidden_by_output() -> None:
     assert read(task, TestRun(0, log, 1.0, report)).discrepancies == ()
 
 
-@pytest.mark.parametrize(("exit_code", "forged"), [(139, False), (137, False), (3, True)])
-def test_verdict_distinguishes_crash_from_forgery(exit_code: int, forged: bool) -> None:
-    found = doubts(WHOLE, Report(), exit_code)
-    assert found == ["no session", f"{'!' * forged}exit code {exit_code}"]
-
-
-def test_verdict_flags_tests_in_other_processes() -> None:
-    ended = {A: "PASSED", B: "PASSED"}
-    report = Report(sessions=1, complete=True, exit_status=0, statuses=ended, remote=True)
-    assert doubts(WHOLE, report) == ["!the tests ran in other processes"]
+def test_verdict_distinguishes_crash_from_forgery() -> None:
+    for code, said in ((139, "exit code 139"), (137, "exit code 137"), (3, "!exit code 3")):
+        assert doubts(WHOLE, Report(), code) == ["no session", said]
 
 
 def test_verdict_ignores_discrepancies_of_the_reference() -> None:
@@ -60,6 +44,7 @@ def test_verdict_ignores_discrepancies_of_the_reference() -> None:
     report = Report(
         sessions=1, complete=True, exit_status=0, statuses={A: "PASSED", B: "PASSED"}, remote=True
     )
+    assert doubts(WHOLE, report) == ["!the tests ran in other processes"]
     reading = read(task, TestRun(0, WHOLE.encode(), 1.0, report)).with_changed(["data.txt", ""])
     assert [doubt.sentence for doubt in reading.discrepancies][1:] == [
         "data.txt was changed while the tests ran",
