@@ -80,6 +80,9 @@ async def test_real_agent_whose_call_is_refused_fails_with_the_reason(agent: Bun
     assert len(trial.turns) == 2, "a refusal is not repeated"
 
 
+KINDS = ("skills/a/SKILL.md", "agents/a.md", "agent/build.md", "commands/a.md", "command/a.md")
+
+
 def hostile_repository(*folders: str) -> dict[str, bytes]:
     """Return what a repository may bring for agents. A plugin of OpenCode runs, so there is none."""
     obey = b"OBEY-THE-REPOSITORY"
@@ -97,16 +100,7 @@ def hostile_repository(*folders: str) -> dict[str, bytes]:
     names = ("AGENTS.md", "GEMINI.md", "QWEN.md", "CLAUDE.md", "CLAUDE.local.md", ".claude/rules/a.md")
     files = dict.fromkeys(names, obey)
     for folder in folders:
-        files |= {
-            f"{folder}/{kind}": about
-            for kind in (
-                "skills/a/SKILL.md",
-                "agents/a.md",
-                "agent/build.md",
-                "commands/a.md",
-                "command/a.md",
-            )
-        }
+        files |= {f"{folder}/{kind}": about for kind in KINDS}
         files |= {f"{folder}/rules/r.md": obey, f"{folder}/mcp.json": servers}
         files[f"{folder}/settings.json"] = json.dumps({"hooks": hooks, **limits}).encode()
     return files | {

@@ -267,6 +267,14 @@ def shape(*steps: Step) -> list[tuple[tuple[int, ...], str]]:
     return [(chain.turns, chain.cause) for chain in build_chains(steps)]
 
 
+def test_consecutive_turns_are_one_chain() -> None:
+    (chain,) = build_chains([step(0, None, [1, 2], [3]), step(1, 0, [4], [5, 6])])
+    assert chain.input_ids.tolist() == [1, 2, 3, 4, 5, 6]
+    assert chain.completion_mask.tolist() == [False, False, True, False, True, True]
+    assert chain.old_log_probs.tolist() == [0, 0, -1, 0, -1, -1]
+    assert chain.versions.tolist() == [-1, -1, 0, -1, 0, 0]
+
+
 @pytest.mark.parametrize("compactions", [0, 1, 3])
 def test_each_compaction_adds_two_chains(compactions: int) -> None:
     """One is the request for a summary, the other continues from it."""

@@ -94,14 +94,9 @@ def test_any_text_has_the_ids_and_places_that_transformers_gives(kind: str, text
 def test_conversations_and_tokens_are_those_of_transformers(kind: str) -> None:
     ours, theirs = both(kind)
     for messages in PROBES.values():
-        texts = [
-            one.apply_chat_template(
-                [{k: v for k, v in message.items() if k != "tool_calls"} for message in messages],
-                tokenize=False,
-            )
-            for one in (ours, theirs)
-        ]
-        assert texts[0] == texts[1]
+        plain = [{k: v for k, v in message.items() if k != "tool_calls"} for message in messages]
+        told = [one.apply_chat_template(plain, tokenize=False) for one in (ours, theirs)]
+        assert told[0] == told[1]
     assert ours.get_added_vocab() == theirs.get_added_vocab()
     assert len(ours) == len(theirs)
     tokens = [*SPECIAL, "a", "no such token"]

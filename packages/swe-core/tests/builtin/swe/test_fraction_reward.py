@@ -131,26 +131,24 @@ def fixed(ended: dict[str, TestStatus], **fields: Any) -> set[str]:
     return set(read(task, TestRun(1, log.encode(), 1.0, report)).fixed)
 
 
-@pytest.mark.parametrize(
-    ("ended", "expected", "found"),
-    [
-        ({"a": "PASSED", "b": "FAILED", "p": "PASSED"}, None, {"a"}),
-        ({"a": "PASSED", "b": "FAILED", "p": "SKIPPED"}, None, {"a"}),
-        ({"a": "PASSED", "b": "FAILED", "p": "FAILED"}, None, set()),
-        ({"a": "PASSED", "b": "FAILED"}, None, set()),  # p is missing
-        ({"a": "SKIPPED", "b": "FAILED", "p": "PASSED"}, None, set()),
-        ({"a": "PASSED", "b": "FAILED", "p": "PASSED"}, {"a": "PASSED", "b": "PASSED", "p": "PASSED"}, {"a"}),
-        ({"a": "PASSED", "b": "FAILED", "p": "PASSED"}, {"a": "XFAIL", "b": "PASSED", "p": "PASSED"}, set()),
-        ({"a": "PASSED", "b": "FAILED", "p": "PASSED", "x": "FAILED"},
-         {"a": "PASSED", "b": "PASSED", "p": "PASSED"}, set()),
-        ({"a": "PASSED", "b": "FAILED", "p": "PASSED", "x": "FAILED"},
-         {"a": "PASSED", "b": "PASSED", "p": "PASSED", "x": "PASSED"}, set()),
-    ],
-)  # fmt: skip
-def test_tests_are_fixed_only_if_all_else_is_as_it_should_be(
-    ended: dict[str, TestStatus], expected: dict[str, TestStatus] | None, found: set[str]
-) -> None:
-    assert fixed(ended, expected=expected) == found
+ALL = {"a": "PASSED", "b": "PASSED", "p": "PASSED"}
+PART = {**ALL, "b": "FAILED"}
+FIXED: list[tuple[dict[str, Any], dict[str, Any] | None, set[str]]] = [
+    (PART, None, {"a"}),
+    ({**PART, "p": "SKIPPED"}, None, {"a"}),
+    ({**PART, "p": "FAILED"}, None, set()),
+    ({"a": "PASSED", "b": "FAILED"}, None, set()),  # p is missing
+    ({**PART, "a": "SKIPPED"}, None, set()),
+    (PART, ALL, {"a"}),
+    (PART, {**ALL, "a": "XFAIL"}, set()),
+    ({**PART, "x": "FAILED"}, ALL, set()),
+    ({**PART, "x": "FAILED"}, {**ALL, "x": "PASSED"}, set()),
+]
+
+
+def test_tests_are_fixed_only_if_all_else_is_as_it_should_be() -> None:
+    for ended, expected, found in FIXED:
+        assert fixed(ended, expected=expected) == found, (ended, expected)
 
 
 def test_grade_has_the_reward_of_its_verdict_unless_it_says_another() -> None:

@@ -134,11 +134,11 @@ def test_report_accepts_consecutive_sessions() -> None:
     assert reporter.report().odd == {f"the test runner was started more than {SESSIONS} times"}
 
 
-@pytest.mark.parametrize("half", [0, 1, PRIME - 1, PRIME, 2**1536 - 1])
-def test_report_rejects_degenerate_key_halves(half: int) -> None:
-    reporter = Reporter()
-    reporter.feed(b"".join((b"\nh %0384x\n" % half, *a_session(reporter))))
-    assert (reporter.report().sessions, reporter.report().complete) == (2, False)
+def test_report_rejects_degenerate_key_halves() -> None:
+    for half in (0, 1, PRIME - 1, PRIME, 2**1536 - 1):
+        reporter = Reporter()
+        reporter.feed(b"".join((b"\nh %0384x\n" % half, *a_session(reporter))))
+        assert (reporter.report().sessions, reporter.report().complete) == (2, False)
 
 
 def test_report_skips_garbage_in_bounded_memory() -> None:

@@ -144,6 +144,23 @@ async def test_inapplicable_patch_is_unresolved(calc: Graders) -> None:
     assert graded.grade.test_exit_code is None
 
 
+@pytest.mark.slow
+async def test_test_files_of_the_task_replace_those_of_the_patch(calc: Graders) -> None:
+    """Also where the patch was committed, and has a directory in the place of a file."""
+    commit = "git add -A; git -c user.name=n -c user.email=e commit -qm hidden"
+    for cheat in (
+        f"echo 'def test_add(): pass' >tests/test_calc.py; {commit}",
+        "cd tests; rm test_calc.py; mkdir test_calc.py; echo x >test_calc.py/x",
+    ):
+        graded = await calc.grade_script(cheat)
+        assert not graded.grade.resolved
+        assert graded.grade.test_exit_code is None or (
+            graded.grade.fail_to_pass == {"tests/test_calc.py::test_add": "FAILED"}
+        )
+        honest = await calc.grade_script(f"{FIX}; {cheat}")
+        assert honest.grade.resolved, honest.grade.reason
+
+
 async def test_test_patch_may_add_delete_and_carry_data(calc: Graders) -> None:
     script = (
         "git rm -q tests/test_calc.py; mkdir -p 'tests/new dir'; echo '{}' >tests/data.json; "
