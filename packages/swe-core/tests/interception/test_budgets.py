@@ -46,13 +46,6 @@ async def test_calls_over_the_turns_budget_get_a_text_that_ends_an_agent(
     assert len(engine.asked) == said.gate.turns == len(said.turns) == 2
 
 
-async def test_agent_that_ignores_a_spent_budget_gets_an_error(server: InterceptionServer) -> None:
-    async with talk(server, Typist(), Budgets(turns=1)) as said:
-        replies = [await said.ask(number) for number in range(10)]
-    assert [reply.status_code for reply in replies] == [200] * 9 + [410]
-    assert replies[-1].json()["error"]["type"] == "rollout_over"
-
-
 async def test_auxiliary_call_is_dropped_for_its_reason_and_is_no_turn(server: InterceptionServer) -> None:
     engine = Typist()
     async with talk(server, engine, Budgets(turns=2), auxiliary=is_title) as said:
