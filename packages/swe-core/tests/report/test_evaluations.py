@@ -51,7 +51,7 @@ def reported(run: RunDirectory, *options: str) -> str:
     return done.output
 
 
-def test_text_has_a_table_of_evaluations_and_rates_of_the_training_alone(run: RunDirectory) -> None:
+def test_report_has_a_table_of_evaluations_and_rates_of_the_training_alone(run: RunDirectory) -> None:
     lines = [" ".join(line.split()) for line in reported(run).splitlines()]
     for line in (
         "evaluation at step policy versions resolved of rate errors mean reward",
@@ -61,12 +61,11 @@ def test_text_has_a_table_of_evaluations_and_rates_of_the_training_alone(run: Ru
     ):
         assert line in lines
     assert [line for line in lines if line.startswith("resolved ")] == ["resolved 0 of 3"]
-
-
-def test_json_has_both_apart(run: RunDirectory) -> None:
     said = json.loads(reported(run, "--json"))
     assert (said["finished"], said["resolved"], said["error"], said["resolved_rate"]) == (3, 0, 0, 0.0)
     assert [(one["step"], one["resolved_rate"]) for one in said["evaluations"]] == [(0, 0.0), (10, 1.0)]
+    named = [f"task-0000-{number}" for number in range(3)]
+    assert [one.id for one in chosen(run, None)] == named, "grades to compare, unless others are named"
 
 
 def test_page_has_a_curve_over_the_steps_of_the_evaluated_weights(run: RunDirectory, tmp_path: Path) -> None:
@@ -86,10 +85,6 @@ def test_lists_of_runs_count_the_training_alone(run: RunDirectory) -> None:
     heads.refresh()
     shown = RunLine.of(heads.all())
     assert (shown.tasks, shown.finished, shown.outcomes) == (1, 3, {"unresolved": 3})
-
-
-def test_grades_of_evaluations_are_compared_only_if_they_are_named(run: RunDirectory) -> None:
-    assert [one.id for one in chosen(run, None)] == [f"task-0000-{number}" for number in range(3)]
 
 
 def test_card_of_a_data_set_counts_them_apart(run: RunDirectory) -> None:

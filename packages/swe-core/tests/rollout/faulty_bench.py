@@ -1,4 +1,4 @@
-"""A runner of rollouts with in-process collaborators that fail at a call named by the test."""
+"""The bench with three rollouts, whose collaborators fail at a call named by the test."""
 
 from __future__ import annotations
 
@@ -10,30 +10,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import aiohttp
 import anyio
 import pytest
 from pydantic import BaseModel
 
-from swe_core.api.agent import AgentContext, AgentEvent, AgentExit, AgentSpec, HostTool
+from swe_core.api.agent import AgentContext, AgentEvent, AgentExit, HostTool
 from swe_core.api.engine import ChatRequest, Completion, Delta, Emit, Engine, EngineSession, Sampled, Usage
 from swe_core.api.grader import Grade, Graded
 from swe_core.api.limits import Budgets
 from swe_core.api.records import Rollout, Turn
-from swe_core.api.rollout_request import Phase, RolloutRequest
-from swe_core.api.sandbox import Process, Sandbox, SandboxSpec, Stream
+from swe_core.api.rollout_request import RolloutRequest
+from swe_core.api.sandbox import Sandbox, SandboxSpec, Stream
 from swe_core.api.task import Task
 from swe_core.interception.dialects.base import ParsedRequest, Reply
 from swe_core.interception.dialects.chat import ChatCompletions
-from swe_core.interception.server import InterceptionServer
 from swe_core.rollout import loop
-from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RolloutFolder, RunDirectory
-from swe_core.rollout.runner import Runner
-from swe_testing.records import make_request, make_run, make_task
 
 from ..interception.helpers import sampled
-from .runner_bench import local_executor
+from .runner_bench import Approving, Box, Caller, CountedProvider, Inside, Talker, Witness, open_bench
 
 Kind = Literal["raises", "odd", "cancelled", "wrong", "hangs"]
 BROKEN = "the plugin is broken"
@@ -132,102 +127,11 @@ class Nothing(BaseModel):
     """What the tool takes."""
 
 
-class Inside(Process):
-    """A command: git, which says nothing, or the agent, which talks to its endpoint."""
-
-    def __init__(self, faults: Faults, name: str, env: Mapping[str, str] | None) -> None:
-        self._faults = faults
-        self._name = name
-        self._env = env
-
-    async def output(self) -> AsyncIterator[tuple[Stream, bytes]]:
-        if self._env is not None:
-            yield "stderr", self._name.encode()
-            async for said in self._talk(self._env["BASE"], self._env["KEY"]):
-                yield await self._faults.wait("process.output", self._name, ("stdout", said))
-        await self._faults.wait("process.output-end", self._name)
-
-    async def _talk(self, base: str, key: str) -> AsyncIterator[bytes]:
-        messages = [{"role": "user", "content": self._name}]
-        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as http:
-            for stream in (True, False):
-                if not stream and self._name != BAD:  # what happens to that one, happens beside this one
-                    await self._faults.over.wait()
-                body = {"messages": messages, "stream": stream}
-                async with http.post(f"{base}/chat/completions", json=body) as reply:
-                    await reply.read()
-                yield self._name.encode() + b"\n"
-                messages.append({"role": "assistant", "content": "what it said"})
-            async with http.post(f"{base}/tools/look", data=b"{}") as reply:
-                await reply.read()
-
-    async def wait(self) -> int:
-        return await self._faults.wait("process.wait", self._name, 0)
-
-    async def kill(self) -> None:
-        await self._faults.wait("process.kill", self._name)
-
-
-class Box(Sandbox):
-    """A sandbox with nothing in it."""
-
-    def __init__(self, faults: Faults, spec: SandboxSpec) -> None:
-        self.id = self._name = spec.labels["rollout"]
-        self.spec = spec
-        self._faults = faults
-
-    async def start(self, argv: Sequence[str], **more: Any) -> Process:
-        env = more.get("env") if argv[0] == "agent" else None
-        return await self._faults.wait("sandbox.start", self._name, Inside(self._faults, self._name, env))
-
-    async def kill_all(self) -> None:
-        await self._faults.wait("sandbox.kill_all", self._name)
-
-    @asynccontextmanager
-    async def reach(self, endpoint: str) -> AsyncIterator[str]:
-        yield await self._faults.wait("sandbox.reach", self._name, endpoint)
-
-
-class Boxes:
-    """A provider of them."""
-
-    def __init__(self, faults: Faults) -> None:
-        self._faults = faults
-        self.open_now = 0
-
-    @asynccontextmanager
-    async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-        name = spec.labels["rollout"]
-        box = await self._faults.wait("provider.open", name, Box(self._faults, spec))
-        self.open_now += 1
-        try:
-            yield box
-        finally:
-            self.open_now -= 1
-            await self._faults.wait("provider.close", name)
-
-
-class Approving:
-    """A grader."""
-
-    def __init__(self, faults: Faults) -> None:
-        self._faults = faults
-
-    async def grade(
-        self, task: Task, patch: bytes, provider: Any, spec: SandboxSpec, timeout: float
-    ) -> Graded:
-        async with provider.open(spec) as sandbox:
-            await sandbox.exec(["true"])
-        graded = Graded(grade=Grade(resolved=True), log=b"passed")
-        return await self._faults.wait("grader.grade", spec.labels["rollout"], graded)
-
-
-class Agent(AgentSpec):
+class Agent(Talker):
     """An agent each of whose methods may fail."""
 
-    name = "agent"
-
     def __init__(self, faults: Faults) -> None:
+        super().__init__()
         self._faults = faults
 
     def _say(self, point: str, ctx: AgentContext, result: Any) -> Any:
@@ -237,10 +141,10 @@ class Agent(AgentSpec):
         return self._say("files", ctx, {"/tmp/settings": b"{}"})
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
-        return self._say("command", ctx, ["agent"])
+        return self._say("command", ctx, super().command(ctx))
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
-        return self._say("env", ctx, {"BASE": ctx.base_url, "KEY": ctx.api_key})
+        return self._say("env", ctx, super().env(ctx))
 
     def stdin(self, ctx: AgentContext) -> bytes | None:
         return self._say("stdin", ctx, None)
@@ -282,29 +186,76 @@ class Told(Reply):
         return self._reply.failed(problem)
 
 
-class Onlooker:
-    """An observer."""
-
-    def __init__(self, faults: Faults) -> None:
-        self._faults = faults
-
-    def started(self, request: RolloutRequest) -> None:
-        self._faults.call("observer.started", request.id)
-
-    def phase(self, rollout_id: str, phase: Phase) -> None:
-        if rollout_id == BAD:
-            self._faults.phase = phase
-        self._faults.call("observer.phase", rollout_id)
-
-    def turn(self, rollout_id: str, turn: Turn) -> None:
-        self._faults.call("observer.turn", rollout_id)
-
-    def finished(self, rollout: Rollout) -> None:
-        self._faults.call("observer.finished", rollout.id)
+def name_of(one: Any) -> str:
+    """The rollout of a box, or of a process in it."""
+    return f"{getattr(one, '_box', one).id}-0"
 
 
-async def run_three(path: Path, faults: Faults, patch: pytest.MonkeyPatch) -> RunDirectory:
-    """Run three rollouts; `BAD` is disturbed while the others wait for their second call."""
+async def talk(faults: Faults, name: str, caller: Caller) -> AsyncIterator[bytes]:
+    """What the agent's program does: two calls, and the use of a tool."""
+    messages = [("user", name)]
+    for stream in (True, False):
+        if not stream and name != BAD:  # what happens to that one, happens beside this one
+            await faults.over.wait()
+        await caller.ask(*messages, stream=stream)
+        yield name.encode() + b"\n"
+        messages.append(("assistant", "what it said"))
+    await caller.use("look")
+
+
+def disturb(faults: Faults, patched: pytest.MonkeyPatch) -> None:
+    """Let the calls of the bench's collaborators fail."""
+
+    def awaited(kind: type, method: str, point: str) -> None:
+        real = getattr(kind, method)
+
+        async def call(one: Any, *args: Any, **more: Any) -> Any:
+            return await faults.wait(point, name_of(one), await real(one, *args, **more))
+
+        patched.setattr(kind, method, call)
+
+    def observed(method: str) -> None:
+        real = getattr(Witness, method)
+
+        def call(witness: Witness, what: Any, *more: Any) -> None:
+            name = what if isinstance(what, str) else what.id
+            if (name, method) == (BAD, "phase"):
+                faults.phase = more[0]
+            faults.call(f"observer.{method}", name)
+            real(witness, what, *more)
+
+        patched.setattr(Witness, method, call)
+
+    async def output(process: Inside) -> AsyncIterator[tuple[Stream, bytes]]:
+        name = name_of(process)
+        if process._env is not None:
+            yield "stderr", name.encode()
+            async for said in talk(faults, name, Caller(process._env)):
+                yield await faults.wait("process.output", name, ("stdout", said))
+        await faults.wait("process.output-end", name)
+
+    @asynccontextmanager
+    async def reach(box: Box, endpoint: str) -> AsyncIterator[str]:
+        yield await faults.wait("sandbox.reach", name_of(box), endpoint)
+
+    opened, add_turn, reply = CountedProvider.open, RolloutFolder.add_turn, ChatCompletions.reply
+
+    @asynccontextmanager
+    async def opening(provider: CountedProvider, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        async with opened(provider, spec) as box:
+            given = await faults.wait("provider.open", name_of(box), box)
+            try:
+                yield given
+            finally:
+                await faults.wait("provider.close", name_of(box))
+
+    async def grade(
+        self: Approving, task: Task, patch: bytes, provider: Any, spec: SandboxSpec, timeout: float
+    ) -> Graded:
+        async with provider.open(spec) as sandbox:
+            await sandbox.exec(["true"])
+        graded = Graded(grade=Grade(resolved=True), log=b"passed")
+        return await faults.wait("grader.grade", f"{spec.labels['rollout']}-0", graded)
 
     async def prepare(sandbox: Sandbox, task: Task, *, hide: bool) -> None:
         await sandbox.exec(["git"])
@@ -312,8 +263,6 @@ async def run_three(path: Path, faults: Faults, patch: pytest.MonkeyPatch) -> Ru
     async def export(sandbox: Sandbox, base: None, *, timeout: float) -> bytes:
         await sandbox.exec(["git"])
         return b"the patch"
-
-    add_turn, reply = RolloutFolder.add_turn, ChatCompletions.reply
 
     def adding(self: RolloutFolder, turn: Turn) -> None:
         faults.call("folder.add_turn", self.path.name)
@@ -323,28 +272,35 @@ async def run_three(path: Path, faults: Faults, patch: pytest.MonkeyPatch) -> Ru
         name = str(asked.messages[0]["content"])
         return faults.call("dialect.reply", name, Told(faults, name, reply(self, asked, model)))
 
-    run, provider = make_run(path), Boxes(faults)
-    requests = [
-        make_request(
-            make_task(name),
-            spec=SandboxSpec(labels={"rollout": f"{name}-0"}),
-            budget=Budgets(wall=0.3, grace=0) if faults.kind == "hangs" and name == "bad" else Budgets(),
-        )
-        for name in ("one", "bad", "two")
-    ]
-    with patch.context() as patched:
-        patched.setattr(loop, "prepare_repository", prepare)
-        patched.setattr(loop, "export_patch", export)
-        patched.setattr(RolloutFolder, "add_turn", adding)
-        patched.setattr(ChatCompletions, "reply", replying)
-        engine = Typing(faults)
-        async with engine, InterceptionServer() as server:
-            parts = RunContext(
-                Agent(faults), provider, Approving(faults), (server, engine), None, run.redactor
-            )
-            executor = local_executor(parts, run)
-            runner = Runner(requests, executor, engine, run, [Onlooker(faults)], concurrency=3)
+    for kind, method, point in (
+        (Inside, "wait", "process.wait"), (Inside, "kill", "process.kill"),
+        (Box, "start", "sandbox.start"), (Box, "kill_all", "sandbox.kill_all"),
+    ):  # fmt: skip
+        awaited(kind, method, point)
+    for method in ("started", "phase", "turn", "finished"):
+        observed(method)
+    for owner, name, other in (
+        (Inside, "output", output), (Box, "reach", reach), (CountedProvider, "open", opening),
+        (Approving, "grade", grade), (loop, "prepare_repository", prepare), (loop, "export_patch", export),
+        (RolloutFolder, "add_turn", adding), (ChatCompletions, "reply", replying),
+    ):  # fmt: skip
+        patched.setattr(owner, name, other)
+
+
+async def run_three(path: Path, faults: Faults, patch: pytest.MonkeyPatch) -> RunDirectory:
+    """Run three rollouts; `BAD` is disturbed while the others wait for their second call."""
+    parts = {"agent": Agent(faults), "engine": Typing(faults)}
+    async with open_bench(path, ("one", "bad", "two"), **parts) as bench:
+        with patch.context() as patched:
+            disturb(faults, patched)
+            runner = bench.runner
+            runner.concurrency = 3
             run_one: Callable[[RolloutRequest], Awaitable[Rollout]] = runner.run
+            if faults.kind == "hangs":
+                budget = {"budget": Budgets(wall=0.3, grace=0)}
+                runner.requests = [
+                    one.model_copy(update=budget if one.id == BAD else {}) for one in runner.requests
+                ]
 
             async def running(request: RolloutRequest) -> Rollout:
                 try:
@@ -355,12 +311,11 @@ async def run_three(path: Path, faults: Faults, patch: pytest.MonkeyPatch) -> Ru
 
             patched.setattr(runner, "run", running)
             try:
-                with anyio.fail_after(60):
-                    await runner.run_all()
+                await runner.run_all()
             finally:
                 faults.release.set()
-    assert provider.open_now == 0 or faults.kind == "hangs"
-    return run
+            await anyio.wait_all_tasks_blocked()  # what hung and was abandoned ends
+    return bench.run
 
 
 def comparable(run: RunDirectory) -> dict[str, Any]:

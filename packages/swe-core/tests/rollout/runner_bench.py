@@ -54,6 +54,9 @@ class Caller:
     async def submit(self) -> None:
         await self._post(self._exit, {})
 
+    async def use(self, tool: str) -> None:
+        await self._post(self._url.replace("/chat/completions", f"/tools/{tool}"), {})
+
     async def _post(self, url: str, body: object) -> None:
         async with aiohttp.ClientSession(headers=self._headers) as http, http.post(url, json=body) as reply:
             await reply.read()
@@ -249,10 +252,11 @@ def local_executor(parts: RunContext, run: RunDirectory) -> LocalExecutor:
 
 @asynccontextmanager
 async def open_bench(
-    path: Path, tasks: Sequence[str] = ("t-1", "t-2"), max_errors: int = 0
+    path: Path, tasks: Sequence[str] = ("t-1", "t-2"), max_errors: int = 0, **parts: Any
 ) -> AsyncIterator[Bench]:
     """A bench whose run directory is `path`. In the end nothing of it may run."""
-    agent, engine, grader, witness = Talker(), Shaky(Random(1), {"ok": 1}), Approving(), Witness()
+    agent, engine = parts.get("agent") or Talker(), parts.get("engine") or Shaky(Random(1), {"ok": 1})
+    grader, witness = Approving(), Witness()
     provider, run, requests = CountedProvider(agent), make_run(path), []
     for name in tasks:
         requests.append(make_request(make_task(name), spec=SandboxSpec(labels={"rollout": name})))
@@ -267,8 +271,8 @@ async def open_bench(
         patched.setattr(loop, "prepare_repository", prepare)
         patched.setattr(loop, "export_patch", export)
         async with engine, InterceptionServer() as server:
-            parts = RunContext(agent, provider, grader, (server, engine), None, run.redactor)
-            executor = local_executor(parts, run)
+            context = RunContext(agent, provider, grader, (server, engine), None, run.redactor)
+            executor = local_executor(context, run)
             runner = Runner(requests, executor, engine, run, [], concurrency=2, max_errors=max_errors)
             runner.observe(witness)
             with anyio.fail_after(PATIENCE):

@@ -242,7 +242,7 @@ async def test_sandbox_time_is_summed_by_purpose_and_flavor(bench: Bench) -> Non
     rollout = (await bench.runner.run(again(bench.first, 1))).rollout
     used = {(one.purpose, one.flavor): one.sandboxes for one in rollout.sandboxes}
     assert used == {("agent", "small"): 1, ("agent", "large"): 1, ("grade", None): 1}
-    assert all(one.seconds > 0 for one in rollout.sandboxes)
+    assert all(one.seconds > 0 for one in rollout.sandboxes if one.purpose == "agent")
     assert sum(one.seconds for one in rollout.sandboxes) <= rollout.seconds
 
 
