@@ -36,6 +36,12 @@ def test_token_and_endpoint_are_in_one_variable_and_one_file() -> None:
     assert not [value for value in env.values() if "4000" in value]
 
 
+def test_proxy_is_bypassed_for_the_hosts_endpoint_only() -> None:
+    assert PiAgent().env(context())["NO_PROXY"] == "127.0.0.1"
+    assert PiAgent().env(context("http://[::1]:4000/v1"))["no_proxy"] == "::1"
+    assert "NO_PROXY" not in PiAgent().env(context("https://api.example.org/v1"))
+
+
 def test_command_runs_what_the_bundle_brings() -> None:
     argv = PiAgent(PiConfig(thinking="high", tools=("bash",))).command(context())
     assert argv[:2] == ["/opt/swe/pi/bin/node", "/opt/swe/pi/pi/dist/bundle/cli.js"]
@@ -73,8 +79,11 @@ def test_settings_and_model_are_merged_key_by_key() -> None:
     assert model["compat"]["supportsStore"] is False
 
 
-def test_wrong_settings_are_refused() -> None:
-    wrong = {"thinking": "deep", "tools": [], "max_tokens": 0, "retries": -1, "unknown": 1}
-    for name, value in wrong.items():
-        with pytest.raises(ValidationError, match=name):
-            PiConfig.model_validate({name: value})
+@pytest.mark.parametrize(
+    "wrong",
+    [{"thinking": "deep"}, {"tools": []}, {"max_tokens": 0}, {"retries": -1}, {"unknown": 1}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        PiConfig.model_validate(wrong)

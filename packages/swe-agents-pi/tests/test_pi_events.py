@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_agents_pi.agent import PiAgent
 from swe_agents_pi.events import parse_line
-from swe_core import AgentEvent
+from swe_core import AgentEvent, AgentExit
 
 EVENTS = (
     "session", "agent_start", "message_start", "message_update", "message_end", "tool_execution_end",
@@ -50,6 +51,10 @@ def test_lines_that_no_parser_likes(line: str) -> None:
     assert len(event.text) <= 2000
 
 
+def test_empty_lines_say_nothing() -> None:
+    assert parse_line("") == parse_line("  \r") == ()
+
+
 @pytest.mark.parametrize(
     ("blocks", "text"),
     [
@@ -62,6 +67,16 @@ def test_content_of_a_tool_result(blocks: list[dict[str, str]], text: str) -> No
     message = {"role": "toolResult", "toolName": "bash", "content": blocks}
     (event,) = parse_line(json.dumps({"type": "message_end", "message": message}))
     assert event == AgentEvent(kind="tool_result", text=text, tool="bash")
+
+
+def ended(code: int, error: str | None = None) -> AgentExit:
+    event = None if error is None else AgentEvent(kind="error", text=error, fatal=True)
+    return AgentExit(exit_code=code, last_error=event, stderr_tail="")
+
+
+def test_failed_call_is_a_failure_although_pi_exits_with_0() -> None:
+    assert PiAgent().failure(ended(0)) is None
+    assert PiAgent().failure(ended(0, "401: no")) == "Pi ended with an error: 401: no"
 
 
 def test_empty_reply_after_error_leaves_no_last_error() -> None:

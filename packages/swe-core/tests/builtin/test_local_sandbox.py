@@ -131,12 +131,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
 
 @pytest.mark.slow
 @needs_namespaces
-class TestImage(Local, FileTests):
+class TestImage(Local, CommandTests, FileTests):
     """The shared behaviour of sandboxes of an image from a registry, where what is in it matters."""
-
-    test_environment = CommandTests.test_environment
-    test_program_not_found = CommandTests.test_program_not_found
-    test_kill_all_ends_commands = CommandTests.test_kill_all_ends_commands
 
     @pytest.fixture
     def provider(self, images: Images) -> SandboxProvider:

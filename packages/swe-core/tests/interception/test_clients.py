@@ -12,13 +12,17 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession
+from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession, Usage
 from swe_core.api.records import Turn, requests_of
+from swe_core.builtin.openai import OpenAIConfig
+from swe_core.builtin.openai.engine import OpenAIEngine
+from swe_core.builtin.replay import ReplayConfig
+from swe_core.builtin.replay.engine import ReplayEngine
 from swe_core.interception import server as server_module
 from swe_core.interception.server import InterceptionServer
 from swe_testing.provider import ScriptedProvider, call_tool, say
 
-from .helpers import HELLO, TOOLS, Plugin, Typist, by_hand, relay, sdk, who
+from .helpers import HELLO, TOOLS, Plugin, Typist, by_hand, relay, sdk, stream, who
 
 pytestmark = pytest.mark.anyio
 
@@ -61,6 +65,30 @@ async def test_sdk_completes_a_tool_task(server: InterceptionServer) -> None:
     for there, here in zip(sent, requests_of(turns), strict=True):
         assert there["messages"] == here["messages"]
         assert there["tools"] == here["tools"]
+
+
+async def test_two_chained_servers_relay_replies(server: InterceptionServer, tmp_path: Any) -> None:
+    """The engine `openai` relays to another interception server, which answers from a recording."""
+    file = tmp_path / "r.jsonl"
+    message = {"role": "assistant", "content": "from the far end, in several pieces"}
+    usage = {"prompt_tokens": 7, "completion_tokens": 9}
+    line = {"task_id": "far", "replies": [{"message": message, "usage": usage}] * 2}
+    file.write_text(json.dumps(line))
+    async with InterceptionServer() as far, ReplayEngine(ReplayConfig(file=file)) as replay:
+        async with far.session(replay, who("far", "far"), lambda _: None) as far_gate:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("FAR_TOKEN", far_gate.token)
+                config = OpenAIConfig(url=far.url + far_gate.path, model="replay", api_key_env="FAR_TOKEN")
+                engine = OpenAIEngine(config)
+            async with engine, server.session(engine, who(), lambda _: None) as gate:
+                await engine.check()
+                async with sdk(server, gate) as client:
+                    text, finish, counted = await stream(client)
+                    whole = await client.chat.completions.create(model="any", messages=HELLO)
+    assert (text, finish) == (message["content"], "stop")
+    assert whole.choices[0].message.content == text
+    assert (counted.prompt_tokens, counted.completion_tokens, counted.total_tokens) == (7, 9, 16)
+    assert gate.usage == Usage(prompt_tokens=14, completion_tokens=18)
 
 
 async def test_simultaneous_pieces_are_one_event(
@@ -132,6 +160,43 @@ async def test_pieces_arrive_during_generation(server: InterceptionServer) -> No
                 assert chunk.choices[0].delta.content == "first pa"
                 assert not provider.requests[0].finished.is_set()
                 await stream.close()
+
+
+async def test_lone_surrogate_is_replaced(server: InterceptionServer) -> None:
+    """JavaScript agents may cut text in the middle of an emoji."""
+    turns: list[Turn] = []
+    engine = Plugin(Completion(message={"role": "assistant", "content": "ok"}))
+    body = rb'{"messages": [{"role": "user", "content": "cut \ud83d"}]}'
+    async with server.session(engine, who(), turns.append) as gate, by_hand(server, gate) as http:
+        assert (await http.post("/chat/completions", content=body)).status_code == 200
+    assert turns[0].messages[0]["content"] == "cut ?"
+
+
+async def test_concurrent_rollouts_are_isolated(server: InterceptionServer, tmp_path: Any) -> None:
+    file = tmp_path / "r.jsonl"
+    replies = [[{"role": "assistant", "content": f"task {t} call {c}"} for c in range(3)] for t in range(30)]
+    file.write_text(
+        "".join(
+            json.dumps({"task_id": f"t{t}", "replies": [{"message": m} for m in mine]}) + "\n"
+            for t, mine in enumerate(replies)
+        )
+    )
+    heard: dict[int, list[str]] = {}
+    recorded: dict[int, list[Turn]] = {t: [] for t in range(30)}
+
+    async def one(number: int) -> None:
+        rollout = who(f"r{number}/ ä", f"t{number}")  # an id that needs quoting in a path
+        async with server.session(engine, rollout, recorded[number].append) as gate:
+            async with sdk(server, gate) as client:
+                heard[number] = [(await stream(client, seed=call))[0] for call in range(3)]
+
+    async with ReplayEngine(ReplayConfig(file=file)) as engine:
+        async with anyio.create_task_group() as group:
+            for number in range(30):
+                group.start_soon(one, number)
+    for number, mine in enumerate(replies):
+        assert heard[number] == [message["content"] for message in mine]
+        assert [turn.reply for turn in recorded[number]] == mine
 
 
 async def test_backlog_holds_a_wave_of_connections(server: InterceptionServer) -> None:

@@ -75,3 +75,21 @@ def test_failed_server_is_avoided_for_a_while(clock: Clock) -> None:
     assert servers.join("s") in (first, other, last), "failed ones, where no other is left"
     clock.now += servers_module._AVOIDED + 1
     assert servers.join("t") is first
+
+
+def test_server_that_is_taken_out_gets_no_rollouts_until_it_is_put_in(clock: Clock) -> None:
+    servers = three()
+    on_b = next(server for number in range(9) if (server := joined(servers, f"r{number}")).client.url == "b")
+    servers.take_out("b")
+    assert {joined(servers, f"s{number}").client.url for number in range(20)} == {"a", "c"}
+    assert on_b.rollouts == 1
+    servers.leave(on_b)
+    servers.take_out("a")
+    last = joined(servers, "t")
+    assert servers.move("t", last, [last]) is None
+    servers.take_out("c")
+    assert servers.join("u") is None
+    servers.put_in(client("b"))
+    servers.put_in(client("b"))
+    assert [server.rollouts for server in servers._servers] == [0]
+    assert joined(servers, "u").client.url == "b"
