@@ -16,7 +16,7 @@ demo: .venv/.demo  ## real Pi fixes real bugs in isolated sandboxes; no root, Do
 # pyproject.toml says what the markers `slow` and `long` mean, CONTRIBUTING.md which command when.
 # In CI five tests at most run once more, and the summary tells how each failed first (RERUN): a flaky test, to be fixed.
 PYTEST := $(BIN)/python -m pytest
-SUITE := $(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder \
+SUITE := $(PYTEST) -n 3 --dist loadgroup --no-loadscope-reorder \
   $(if $(CI),--reruns 1 --max-suite-reruns 5 --rerun-show-tracebacks)
 INSTALLED := $(if $(and $(ARGS),$(wildcard .venv/.serving)),,.venv/.serving)
 

@@ -88,8 +88,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with real models, then the whole program: a long group at the end leaves a core idle."""
-    items.sort(key=lambda item: (_group(item) != "engine", item.nodeid.startswith("packages/")))
+    """Begin with real models, then the whole program: a long group at the end leaves a core idle.
+
+    The core's tests are last, for they are the shortest.
+    """
+    order = ("packages/", "packages/swe-core/")
+    items.sort(key=lambda item: (_group(item) != "engine", *map(item.nodeid.startswith, order)))
 
 
 def _group(item: pytest.Item) -> str:

@@ -137,7 +137,7 @@ def difference(models: Sequence[PreTrainedModel], chains: Sequence[Chain]) -> fl
 
 @pytest.mark.usefixtures("local_sandbox", "needs_vllm")
 @pytest.mark.parametrize(
-    ("steps", "nodes"), [(3, 0), pytest.param(4, 3, marks=pytest.mark.slow)], ids=["local", "ray"]
+    ("steps", "nodes"), [(3, 0), pytest.param(4, 3, marks=pytest.mark.long)], ids=["local", "ray"]
 )
 def test_pi_is_trained_with_weights_through_files(
     tmp_path: Path,

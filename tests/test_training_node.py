@@ -15,13 +15,13 @@ from .warm import Warm
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("local_sandbox")]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.usefixtures("local_sandbox")]
 
 GROUP = 4
 STEPS = 6
 
 
-@pytest.mark.parametrize("sharding", [pytest.param("none", marks=pytest.mark.long), "fsdp"])
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_processes_and_replicas_of_one_command(
     sharding: str, tmp_path: Path, tiny_model: Path, warm_trainer: Warm
 ) -> None:

@@ -26,6 +26,7 @@ STEPS = 4
 _PATIENCE = 400
 
 
+@pytest.mark.long
 def test_training_resumes_from_the_hub_without_its_disk(
     tmp_path: Path, tiny_model: Path, threaded_hf: LocalHF, server_home: Path
 ) -> None:

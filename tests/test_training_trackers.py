@@ -25,7 +25,7 @@ print(json.dumps([Storage.get_logs("swe-core", run.name, run_id=run.id) for run 
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("local_sandbox")
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
 def test_resumed_training_continues_its_runs(tmp_path: Path, tiny_model: Path, scripted: Scripted) -> None:

@@ -62,7 +62,7 @@ def test_without_ray(tmp_path: Path, scratch: Path) -> None:
     assert last.endswith("install it: pip install 'ray>=2.50,<3'")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_addresses_where_no_cluster_answers(tmp_path: Path, scratch: Path) -> None:
     join = ("--workers", "0", "--address")
     assert "cannot join the Ray cluster at 'nonsense': Invalid address" in run(

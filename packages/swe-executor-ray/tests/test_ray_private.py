@@ -53,6 +53,7 @@ def records(out: Path) -> list[dict[str, Any]]:
     return sorted(lines, key=lambda line: str(line["id"]))
 
 
+@pytest.mark.long
 def test_demo_resolves_as_in_one_process(tmp_path: Path, scratch: Path, local_sandbox: None) -> None:
     with start(tmp_path, scratch, "here") as process:
         process.communicate(timeout=PATIENCE)

@@ -48,6 +48,7 @@ def test_interrupt_ends_rollouts_in_order(make_run: Callable[..., Run]) -> None:
     assert run.cluster.spools == run.cluster.sandboxes == []
 
 
+@pytest.mark.long
 def test_nodes_come_and_go(make_run: Callable[..., Run]) -> None:
     """A node that joins gets rollouts; one that is about to end gets no more, and keeps those that run."""
     run = make_run("--attempts", "12", "--concurrency", "8", "--set", "agent.once.stay=1e6")
@@ -82,6 +83,7 @@ def test_nodes_with_other_packages_are_refused(make_run: Callable[..., Run], tmp
     assert not run.out.exists()
 
 
+@pytest.mark.long
 def test_node_without_our_packages_is_refused(make_run: Callable[..., Run], tmp_path: Path) -> None:
     """The others go on."""
     (tmp_path / "swe_executor_ray.py").write_text(
@@ -96,6 +98,7 @@ def test_node_without_our_packages_is_refused(make_run: Callable[..., Run], tmp_
     run.is_complete(tasks=1, attempts=6)
 
 
+@pytest.mark.long
 def test_variables_reach_nodes_and_no_file_of_ray(make_run: Callable[..., Run]) -> None:
     secret = secrets.token_hex(16)
     run = make_run("--set", "engine.letters.key_env=SWE_TEST_KEY")

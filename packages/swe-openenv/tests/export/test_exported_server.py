@@ -85,7 +85,7 @@ def test_probe_of_the_manifest_is_rewarded_and_main_serves(
     assert (folder / "runs" / "swe_env" / "run.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_server_that_cannot_start_says_why_and_ends(copy: Path) -> None:
     (copy / "server" / "env.toml").write_text('[run]\nagent = "nobody"\n')
     with start(copy, *uvicorn()) as process:
@@ -96,7 +96,7 @@ def test_server_that_cannot_start_says_why_and_ends(copy: Path) -> None:
     assert "Traceback" not in said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_server_ends_when_its_run_ends(copy: Path, tmp_path: Path) -> None:
     """No client can be served where nothing can be recorded; a container is then started again."""
     out = tmp_path / "run"
@@ -112,7 +112,7 @@ def test_server_ends_when_its_run_ends(copy: Path, tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_servers_cannot_share_a_run(copy: Path, tmp_path: Path) -> None:
     out = {"SWE_OPENENV_OUT": str(tmp_path / "run")}
     with running(copy, uvicorn(), **out):

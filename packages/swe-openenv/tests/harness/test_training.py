@@ -171,6 +171,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_wrong_setting_ends_the_worker_at_its_start(tiny_model: Path, tmp_path: Path) -> None:
     program = tmp_path / "wrong.py"
     program.write_text(WRONG)

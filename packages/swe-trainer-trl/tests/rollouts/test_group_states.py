@@ -371,7 +371,7 @@ def _full(*_: object) -> None:
     raise SweError("the disk is full")
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.slow)])
 def test_groups_are_those_of_a_plain_model(examples: int) -> None:
     """The few examples are always the same ones."""
     chosen = settings(max_examples=examples, stateful_step_count=40, derandomize=examples == 8)
