@@ -193,7 +193,7 @@ ENDLESS = "yes x | tr -d '\\n'"
 
 @pytest.mark.parametrize(
     "prints",
-    ["yes no-base64", *(pytest.param(one, marks=pytest.mark.slow) for one in (ENDLESS, f"{ENDLESS} >&2"))],
+    ["yes no-base64", ENDLESS, f"{ENDLESS} >&2"],
 )
 @pytest.mark.slow
 async def test_shell_that_says_something_else(
@@ -370,7 +370,7 @@ anyio.run(main)
 """
 
 
-@pytest.mark.parametrize("skew", [0, *(pytest.param(hours, marks=pytest.mark.slow) for hours in (-7, 7))])
+@pytest.mark.parametrize("skew", [0, *(pytest.param(7, marks=pytest.mark.slow),)])
 async def test_only_leftovers_of_a_killed_run_are_reaped(
     local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, skew: int
 ) -> None:

@@ -44,16 +44,13 @@ from .async_grpo_config import AsyncGRPOConfig
 from .async_grpo_trainer import AsyncGRPOTrainer
 """
 _OLD = "experimental/async_grpo"
-_OLD_LAYOUT = {
+_KERNEL = {
     "__init__.py": "",
     "experimental/__init__.py": """
 import warnings
 warnings.warn("You are importing from 'trl.experimental'. APIs here are unstable.", stacklevel=2)
 """,
-    f"{_OLD}/__init__.py": _PACKAGE,
-    f"{_OLD}/async_grpo_config.py": "class AsyncGRPOConfig: ...",
-    f"{_OLD}/async_grpo_trainer.py": _TRAINER,
-    f"{_OLD}/async_rollout_worker.py": _SAMPLE,
+    f"{_OLD}/__init__.py": "raise ImportError('no kernel')",
 }
 _NEW_LAYOUT = {
     "__init__.py": _PACKAGE.replace("from .", "from .trainer."),
@@ -84,6 +81,8 @@ try:
 except ConfigError as error:
     print(error)
 """
+
+
 _ASK = """
 import json
 import numpy as np
@@ -136,30 +135,22 @@ def refusal(path: Path | None, code: str = "") -> str:
     return sentence
 
 
-@pytest.mark.parametrize(
-    ("version", "files", "folder", "lora", "enqueued_at"),
-    [
-        ("1.18.0.dev0", _NEW_LAYOUT, "trl.trainer", True, 3.0)  # as it is announced
-    ],
-)
-def test_layouts(tmp_path, version, files, folder, lora, enqueued_at):
-    ended = python(_ASK, make_trl(tmp_path, version, files))
+def test_layout_as_it_is_announced(tmp_path):
+    ended = python(_ASK, make_trl(tmp_path, "1.18.0.dev0", _NEW_LAYOUT))
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout) == {
-        "version": version,
-        "trainer": f"{folder}.async_grpo_trainer",
-        "packing": f"{folder}.async_grpo_packing" if lora else None,
-        "lora": lora,
-        "config": f"{folder}.async_grpo_config",
-        "sample": f"{folder}.async_rollout_worker",
+        "version": "1.18.0.dev0",
+        "trainer": "trl.trainer.async_grpo_trainer",
+        "packing": "trl.trainer.async_grpo_packing",
+        "lora": True,
+        "config": "trl.trainer.async_grpo_config",
+        "sample": "trl.trainer.async_rollout_worker",
         "protocols": ["RolloutWorkerProtocol", "WeightTransferProtocol"],
         "values": [0.5, 2, 7, {"reward": 1.0}],
-        "enqueued_at": enqueued_at,
+        "enqueued_at": 3.0,
     }
 
 
-_SPLIT = f"{_OLD}/async_grpo_trainer.py"
-_KERNEL = {**_OLD_LAYOUT, f"{_OLD}/__init__.py": "raise ImportError('no kernel')"}
 _ROUTED = _SAMPLE.replace("    metrics: dict\n", "    metrics: dict\n    routing: Any\n")
 _EMPTY = "class AsyncGRPOTrainer: ..."
 
@@ -175,7 +166,6 @@ _EMPTY = "class AsyncGRPOTrainer: ..."
         ),
         ("1.15.0", _KERNEL, "TRL 1.15.0 does not run without CUDA, because it needs Triton"),
         ("1.15.0", {**_KERNEL, "../torch/__init__.py": _CUDA}, r"cannot be imported \(no kernel\)"),
-        ("1.14.0", {**_OLD_LAYOUT, _SPLIT: "import not_there"}, r"imported \(No module named 'not_there'\)"),
         ("2.0.0", {**_NEW_LAYOUT, "trainer/async_grpo_trainer.py": _EMPTY}, "no attribute 'RolloutSample'"),
         (
             "1.19.0",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import pickle
 import shutil
 import subprocess
 import sys
@@ -58,10 +56,8 @@ def test_session_runs_grades_and_tells(solved: SweSessionFactory) -> None:
 @pytest.mark.parametrize(
     ("task", "seed", "chosen"),
     [
-        (TASKS[2], None, TASKS[2]),
         ({"task_id": TASKS[3]}, 0, TASKS[3]),
         ({"index": 4}, 0, TASKS[4]),
-        ({"index": 4, "split": "train"}, None, TASKS[4]),
         (prompt(TASKS[5]), 0, TASKS[5]),
         ([{"role": "user", "content": [{"type": "text", "text": TASKS[5]}]}], 0, TASKS[5]),
         (prompt(""), 8, TASKS[8 % len(TASKS)]),
@@ -75,37 +71,21 @@ def test_task_is_chosen(solved: SweSessionFactory, task: Any, seed: int | None, 
     assert session.verify([]).artifacts["task_id"] == chosen
 
 
-def test_attempts_of_a_group_have_one_task(solved: SweSessionFactory) -> None:
-    group = [solved.create(prompt(""), seed=3, episode_id=f"group-{attempt}") for attempt in range(3)]
-    assert [session.wait_for_completion() for session in group] == [0, 0, 0]
-    assert {session.verify([]).artifacts["task_id"] for session in group} == {TASKS[3]}
-
-
-@pytest.mark.parametrize(
-    ("task", "says"),
-    [
+def test_wrong_task_is_one_sentence(solved: SweSessionFactory) -> None:
+    wrong: list[tuple[Any, str]] = [
         ("nope", "there is no task 'nope'"),
-        (prompt("Please fix the bug in the parser of dates, and add a test."), "which is no task id"),
-        (prompt("x" * 300), "which is no task id"),
+        (prompt("Please fix the bug in the parser of dates, " * 9), "which is no task id"),
         (prompt(""), "there is no seed that chooses a task"),
         ({"index": 6}, "the index 6 is out of range"),
         ({"index": 0, "split": "test"}, "there is no split 'test'"),
         ({"index": 0, "task_id": "x"}, "expected one of 'task_id' and 'index'"),
         (7, "of the type 'int'"),
-    ],
-)
-def test_wrong_task_is_one_sentence(solved: SweSessionFactory, task: Any, says: str) -> None:
-    with pytest.raises(UsageError, match=says) as raised:
-        solved.create(task)
-    assert len(str(raised.value)) < 220
+    ]
+    for task, says in wrong:
+        with pytest.raises(UsageError, match=says) as raised:
+            solved.create(task)
+        assert len(str(raised.value)) < 220
     solved.create(TASKS[0]).wait_for_completion()
-
-
-def test_unresolved_rollout_has_reward_zero(tmp_path: Path) -> None:
-    with factory(tmp_path / "run", "run.agent=nop") as made:
-        session = made.create(TASKS[0])
-        assert session.wait_for_completion() == 0
-        assert session.verify([]).env_reward == 0.0
 
 
 @pytest.mark.slow
@@ -247,34 +227,19 @@ def test_wrong_setting_is_told_when_the_factory_is_made(
     assert not (tmp_path / "run").exists()
 
 
-def test_partial_of_a_factory_can_be_sent_to_another_process() -> None:
-    made = functools.partial(SweSessionFactory, "env.toml", out="runs/trl")
-    assert pickle.loads(pickle.dumps(made)).func is SweSessionFactory
-
-
 def test_rows_for_trl_have_the_ids_of_the_tasks() -> None:
     rows = task_prompts(sets=BASIC)
     assert rows == [{"prompt": [{"role": "user", "content": task_id}]} for task_id in TASKS]
 
 
-def vllm_sets(*sets: str) -> list[str]:
-    return [*BASIC, "run.engine=vllm", "run.engine_url=http://127.0.0.1:9", "run.model=m", *sets]
-
-
-@pytest.mark.parametrize(
-    ("setting", "says"),
-    [
-        (
-            "engine.vllm.temperature=0.7",
-            "samples with temperature 0.7 and the trainer with 0.9: leave engine",
-        ),
-        ("engine.vllm.top_p=0.9", r"samples with top_p 0.9 .* leave engine.vllm.top_p out of the settings"),
-    ],
-)
-def test_other_sampling_than_the_trainers_is_refused(tmp_path: Path, setting: str, says: str) -> None:
+def test_other_sampling_than_the_trainers_is_refused(tmp_path: Path) -> None:
+    says = "samples with temperature 0.7 and the trainer with 0.9: leave engine.vllm.temperature out of the"
+    sets = [*BASIC, "run.engine=vllm", "run.engine_url=http://127.0.0.1:9", "run.model=m"]
     with pytest.raises(ConfigError, match=says):
         SweSessionFactory(
-            sets=vllm_sets(setting), out=tmp_path / "run", sampling={"temperature": 0.9, **NEUTRAL}
+            sets=[*sets, "engine.vllm.temperature=0.7"],
+            out=tmp_path / "run",
+            sampling={"temperature": 0.9, **NEUTRAL},
         )
     assert not (tmp_path / "run").exists()
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from swe_openenv.client import Exec, Read, RunAgent, Submit, SweEnv, Write
 from swe_openenv.models import SweObservation, SweState
 
-from .serving import Served, serving
+from .serving import Served
 
 
 def test_client_gets_typed_results_and_state(served: Served) -> None:
@@ -37,15 +37,6 @@ def test_client_acts_in_the_sandbox(interactive: Served) -> None:
         listed = env.step(Exec(command="cat note.txt; exit 3", timeout_s=30)).observation
         assert (listed.output, listed.exit_code) == ("a note\n", 3)
         assert env.step(Submit()).reward == 0.0
-
-
-@pytest.mark.anyio
-async def test_client_shows_the_key_of_the_server(tmp_path_factory: pytest.TempPathFactory) -> None:
-    out = tmp_path_factory.mktemp("keyed") / "run"
-    with serving(out, ["run.agent=oracle"], key="the key of this server") as server:
-        key = {"Authorization": "Bearer the key of this server"}
-        async with SweEnv(server.url, headers=key) as env:
-            assert (await env.reset(index=0)).observation.status == "ready"
 
 
 @pytest.mark.parametrize("fields", [{}, {"command": None}])

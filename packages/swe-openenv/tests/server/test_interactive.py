@@ -67,11 +67,6 @@ def test_client_works_in_the_sandbox_and_submits(interactive: Served) -> None:
     ]
 
 
-def test_submit_without_work_is_unresolved(interactive: Served) -> None:
-    last = exchange(interactive.url, reset(index=1), step(type="submit"))[-1]["data"]
-    assert (last["done"], last["reward"], last["observation"]["outcome"]) == (True, 0.0, "unresolved")
-
-
 def test_agent_of_the_server_is_refused(interactive: Served) -> None:
     answer = exchange(interactive.url, reset(index=0), step(type="run_agent"))[-1]["data"]
     assert "it has exec, read, write and submit" in answer["message"]
@@ -95,17 +90,6 @@ def test_tools_work_in_the_sandbox_and_tell_no_grade(interactive: Served) -> Non
     assert submitted["result"]["structured_content"] == {"result": "submitted"}
     assert "reward" not in json.dumps(submitted)
     assert "tests" not in json.dumps(submitted)
-
-
-@pytest.mark.slow
-def test_second_session_goes_on_in_the_same_sandbox(interactive: Served) -> None:
-    exchange(interactive.url, reset(index=2, episode_id="moved"), step(type="write", path="x", content="1"))
-    found, read, last = exchange(
-        interactive.url, reset(episode_id="moved"), step(type="read", path="x"), step(type="submit")
-    )
-    assert found["data"]["observation"]["status"] == "running"
-    assert read["data"]["observation"]["output"] == "1"
-    assert last["data"]["done"] is True
 
 
 @pytest.mark.slow
@@ -255,11 +239,11 @@ def test_abandoned_episode_never_gets_its_turn(tmp_path: Path) -> None:
         assert list(server.outcomes.values()) == ["unresolved", "unresolved"]
 
 
-@pytest.mark.parametrize(("name", "text"), [("command", "a\0b"), ("command", "\ud800"), ("path", "\ud800")])
-def test_text_that_no_program_takes_is_refused(interactive: Served, name: str, text: str) -> None:
-    kind = "exec" if name == "command" else "read"
-    body = {"action": {"type": kind, name: text}, "episode_id": "any"}
-    answer = httpx.post(
-        f"{interactive.url}/step", content=json.dumps(body), headers={"Content-Type": "application/json"}
-    )
-    assert answer.status_code in (400, 422), answer.text
+def test_text_that_no_program_takes_is_refused(interactive: Served) -> None:
+    exec_, read = {"type": "exec"}, {"type": "read"}
+    for action in ({**exec_, "command": "a\0b"}, {**exec_, "command": "\ud800"}, {**read, "path": "\ud800"}):
+        body = {"action": action, "episode_id": "any"}
+        answer = httpx.post(
+            f"{interactive.url}/step", content=json.dumps(body), headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code in (400, 422), answer.text

@@ -142,19 +142,12 @@ OLD, CUT = member("old", 1.0, [True], version=-1), cut("cut", 0.5)
 @pytest.mark.parametrize(
     ("members", "overlong", "skipped", "rows"),
     [
-        ([GOOD, BAD], "grade", None, {"good": 1.0, "bad": 0.0}),
         ([GOOD, SILENT], "grade", None, {"good": 1.0}),  # which counts for the baseline
         ([GOOD, BAD, OLD], "grade", None, {"good": 1.0, "bad": 0.0}),  # as if cancelled
-        ([GOOD, replace(GOOD, rollout_id="twin")], "grade", "no_spread", {}),
-        ([GOOD, member("error", None, [True])], "grade", "too_few_scored", {}),
-        ([replace(SILENT, reward=1.0, rollout_id="too"), SILENT], "grade", "no_tokens", {}),
-        ([GOOD, OLD], "grade", "stale", {}),
-        ([GOOD, BAD, CUT], "grade", None, {"good": 1.0, "bad": 0.0, "cut": 0.5}),
         ([GOOD, BAD, CUT], "exclude", None, {"good": 1.0, "bad": 0.0}),
         ([GOOD, BAD, CUT], "zero", None, {"good": 1.0, "bad": 0.0, "cut": 0.0}),
         ([GOOD, cut("cut", 1.0)], "zero", None, {"good": 1.0, "cut": 0.0}),  # graded it has no spread
         ([CUT, BAD], "exclude", "overlong", {}),
-        ([CUT, cut("a", None), cut("b", None)], "exclude", "too_few_scored", {}),
         ([CUT, BAD, OLD], "exclude", "stale", {}),
     ],
 )

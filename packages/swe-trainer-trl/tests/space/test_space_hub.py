@@ -6,8 +6,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +17,7 @@ from swe_core.cli import main
 from swe_core.errors import ConfigError, SweError, UsageError
 from swe_testing.bad_inputs import BadInput, bad_inputs
 from swe_testing.hf import LocalHF
-from swe_testing.hf import hub as local_hub
-from swe_testing.hf.repos import Repo, Space
+from swe_testing.hf.repos import Repo
 from swe_testing.ports import refusing
 from swe_trainer_trl.space import wheels
 from swe_trainer_trl.space.deployment import Deployment, Needs, RepoKind, Request, plan
@@ -166,44 +164,25 @@ def test_backup_that_the_token_may_not_write_to(
     hub.deploy(planned(missing), ENVIRONMENT)  # the login of this machine may
 
 
-class Forgetful(dict[str, str]):
-    """Secrets of which some do not arrive, so often."""
-
-    losses = 0
-
-    def __init__(self, values: dict[str, str]) -> None:
-        super().__init__()
-        for name, value in values.items():
-            self[name] = value
-
-    def __setitem__(self, name: str, value: str) -> None:
-        if name == "WANDB_API_KEY" and Forgetful.losses:
-            Forgetful.losses -= 1
-        else:
-            super().__setitem__(name, value)
-
-
-@contextmanager
-def losing(monkeypatch: pytest.MonkeyPatch, losses: int) -> Iterator[None]:
-    def forgetful(**values: object) -> Space:
-        values["secrets"] = Forgetful(values["secrets"])
-        return Space(**values)
-
-    Forgetful.losses = losses
-    with monkeypatch.context() as patch:
-        patch.setattr(local_hub, "Space", forgetful)
-        yield
-
-
 def test_secrets_that_do_not_arrive_are_set_again_and_in_the_end_there_is_no_space(
     threaded_hf: LocalHF, hub: Hub, keys: KeyStore, planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with losing(monkeypatch, 2), pytest.raises(SweError, match="does not have the secrets 'WANDB_API_KEY'"):
+    ask, losses = HfApi.get_space_secrets, 2
+
+    def losing(api: HfApi, repo_id: str) -> object:
+        nonlocal losses
+        if losses:
+            losses -= 1
+            del threaded_hf.hub.space(repo_id).secrets["WANDB_API_KEY"]
+        return ask(api, repo_id)
+
+    monkeypatch.setattr(HfApi, "get_space_secrets", losing)
+    with pytest.raises(SweError, match="does not have the secrets 'WANDB_API_KEY'"):
         hub.deploy(planned(), ENVIRONMENT)
     assert threaded_hf.hub.repos == {}
     assert keys.find(NAME) is None
-    with losing(monkeypatch, 1):
-        hub.deploy(planned(), ENVIRONMENT)
+    losses = 1
+    hub.deploy(planned(), ENVIRONMENT)
     assert threaded_hf.hub.space(NAME).secrets["WANDB_API_KEY"] == ENVIRONMENT["WANDB_API_KEY"]
 
 

@@ -172,7 +172,7 @@ async def test_signal_stops_the_supervisor_and_the_run_can_resume(
 
 
 @pytest.mark.parametrize(
-    ("code", "trouble", "paused"), [(0, None, True), (1, None, True), (0, "hub", True), (0, "token", False)]
+    ("code", "trouble", "paused"), [(1, None, True), (0, "hub", True), (0, "token", False)]
 )
 async def test_space_pauses_itself_in_the_end(
     make: Make, port: int, local_hf: LocalHF, ending: Ending, monkeypatch: pytest.MonkeyPatch,

@@ -109,7 +109,6 @@ def test_default_groups_ahead_follow_the_concurrency(
         ({"grpo": {"top_p": 1.5}}, ["top_p", "at most 1"]),
         ({"grpo": {"min_p": 2}}, ["min_p", "0 to 1"]),
         ({"grpo": {"num_generations": 1}}, ["num_generations", "at least 2"]),
-        ({"grpo": {"max_staleness": -1}}, ["max_staleness", "at least 0"]),
         ({"grpo": {"max_completion_length": 512}}, ["max_completion_length", "engine.vllm.max_tokens"]),
         ({"grpo": {"hub_token": "secret"}}, ["hub_token", "HF_TOKEN"]),
         ({"grpo": {"report_to": "tensorbord"}}, ["no tracker 'tensorbord'; did you mean 'tensorboard'?"]),
@@ -121,7 +120,6 @@ def test_default_groups_ahead_follow_the_concurrency(
         ({"loss": {"delta": 1.2}}, ["worker.trl.loss.delta is 1.2, but must be above 1.2"]),
         ({"loss": {"delta": 1.25}, "grpo": {"epsilon_high": 0.28}}, ["must be above 1.28"]),
         ({"grpo": {"epsilon": -0.2}}, ["worker.trl.grpo.epsilon is -0.2"]),
-        ({"grpo": {"epsilon_high": "nan"}}, ["worker.trl.grpo.epsilon_high is nan"]),
         (
             {"loss": {"beta": 0.1}, "weight_sync": "disk", "lora": {"bias": "all"}},
             ["bias is 'all', which trains"],
@@ -146,19 +144,13 @@ def test_variants_need_trl_that_packs_trees(monkeypatch: pytest.MonkeyPatch) -> 
     ("loss", "words"),
     [
         ({"beta": -0.1}, "greater than or equal to 0"),
-        ({"beta": "nan"}, "finite number"),
-        ({"kl_coef": 0.1}, "Extra inputs are not permitted"),
         ({"loss_type": "gspo"}, "GSPO is 'grpo' with importance_sampling_level = 'sequence'"),
         ({"loss_type": "dapo"}, "worker.trl.normalize sets: use 'grpo'"),
-        ({"loss_type": "ppo"}, "'grpo' or 'cispo'"),
         ({"delta": 0.9}, "greater than 1"),
         ({"delta": 2.0, **CISPO}, "delta limits the ratio of 'grpo'"),
         ({"vllm_importance_sampling_mode": "token_mask"}, "_mode has no effect without vllm_importance_"),
-        ({"vllm_importance_sampling_clip_max": 3.0}, "_clip_max has no effect without"),
-        ({**CORRECTED, "vllm_importance_sampling_clip_max": 0}, "greater than 0"),
         ({**CORRECTED, "vllm_importance_sampling_clip_min": 5}, "_clip_min must be below vllm_importance"),
         ({**CORRECTED, "delta": 2}, "or leave delta out"),
-        ({**CORRECTED, **CISPO}, "or leave loss_type out"),
     ],
 )
 def test_losses_that_are_refused(loss: dict[str, Any], words: str) -> None:

@@ -105,8 +105,6 @@ def trained(tiny_model: Path, tmp_path: Path) -> Any:
 @pytest.mark.parametrize(
     ("rows", "accumulated", "steps"),
     [
-        pytest.param(2, 2, [1] * 4 + [2] * 4 + [3] * 4, id="even", marks=pytest.mark.slow),
-        pytest.param(5, 1, [1] * 5 + [2] * 5 + [3] * 2, id="a smaller micro-batch", marks=pytest.mark.slow),
         pytest.param(1, 5, [1] * 5 + [2] * 5 + [3] * 2, id="fewer micro-batches", marks=pytest.mark.slow),
         pytest.param(1, 99, [1] * 12, id="less than one step"),
         pytest.param(5, 2, [1] * 10 + [2] * 2, id="both"),

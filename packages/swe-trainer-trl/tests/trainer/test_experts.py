@@ -34,17 +34,14 @@ def refuse(name: str, options: dict[str, Any]) -> None:
     refuse_experts(getattr(transformers, name)(**options))
 
 
-@pytest.mark.parametrize(("name", "options", "count"), MIXTURES)
-def test_mixture_of_experts_is_refused(name: str, options: dict[str, Any], count: int) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"^the model is a mixture of {count} experts \(.*train a dense model$"
-    ):
+def test_mixture_of_experts_is_refused_and_a_dense_model_is_taken() -> None:
+    for name, options, count in MIXTURES:
+        with pytest.raises(
+            ConfigError, match=rf"^the model is a mixture of {count} experts \(.*train a dense model$"
+        ):
+            refuse(name, options)
+    for name, options in DENSE:
         refuse(name, options)
-
-
-@pytest.mark.parametrize(("name", "options"), DENSE)
-def test_dense_model_is_taken(name: str, options: dict[str, Any]) -> None:
-    refuse(name, options)
 
 
 def test_mixture_is_refused_before_anything_is_started() -> None:

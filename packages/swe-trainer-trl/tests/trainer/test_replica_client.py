@@ -112,7 +112,7 @@ def test_processes_of_all_servers_have_ranks_of_their_own(world: World) -> None:
     assert [world.asked[url][-1][1]["rank_offset"] for url in (C, B)] == [1, 5]
 
 
-@pytest.mark.parametrize("name", ["pause", "resume", "finish_weight_update", "update_weights"])
+@pytest.mark.parametrize("name", ["pause", "resume", "update_weights"])
 def test_every_server_is_asked(world: World, name: str) -> None:
     given = ({"names": ["w"]},) if name == "update_weights" else ()
     getattr(world.client(), name)(*given, timeout=7)

@@ -54,27 +54,8 @@ def as_samples(items: list[Item]) -> list[Batch]:
     ]
 
 
-def flat(ranks: list[list[Item]]) -> Batch:
-    """As TRL packs before 1.16: the rows of a process one after the other, filled up at the end."""
-    import torch
-
-    def laid(value: Callable[[Batch], Any], dtype: Any) -> Any:
-        rows = [torch.from_numpy(np.concatenate([value(row) for row in as_samples(rank)])) for rank in ranks]
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(dtype)
-
-    def all_of(row: Batch, value: float) -> Any:
-        return np.full(len(row["input_ids"]), value)
-
-    return {
-        "attention_mask": laid(lambda row: all_of(row, 1), torch.int64),
-        "completion_mask": laid(lambda row: row["completion_mask"], torch.int64),
-        "old_log_probs": laid(lambda row: row["old_log_probs"], torch.float32),
-        "advantages": laid(lambda row: all_of(row, row["advantage"]), torch.float32),
-    }
-
-
 def tree(ranks: list[list[Item]]) -> Batch:
-    """As TRL packs since 1.16, by its own code."""
+    """As TRL packs since 1.16, by its own code. How it did before, test_trl_versions.py shows."""
     from swe_trainer_trl import compat
 
     if compat.packing_module is None:
@@ -100,13 +81,9 @@ class Model:
     def __call__(self, batch: Batch) -> None:
         import torch
 
-        if "token_index" in batch:
-            chosen = batch["token_index"] >= 0
-            output = torch.full((1, int(batch["token_index"].max()) + 1), torch.nan)
-            output[0, batch["token_index"][chosen]] = batch["old_log_probs"][chosen] + self.moved
-        else:
-            real = batch["attention_mask"].bool()
-            output = (batch["old_log_probs"][real] + self.moved)[1:][None]
+        chosen = batch["token_index"] >= 0
+        output = torch.full((1, int(batch["token_index"].max()) + 1), torch.nan)
+        output[0, batch["token_index"][chosen]] = batch["old_log_probs"][chosen] + self.moved
         self.module({"log_probs": output})
 
 
@@ -156,12 +133,11 @@ def trained(
     records.write(step, records.take_seen())
 
 
-@pytest.mark.parametrize("layout", [flat, tree])
-def test_each_row_has_its_own_values_in_any_packing(tmp_path: Path, layout: Callable[..., Batch]) -> None:
+def test_each_row_has_its_own_values(tmp_path: Path) -> None:
     handed = [row(1, 3), row(2, 1, -1.0), row(3, 5, 0.0)]
     records = recorder(tmp_path, handed)
     packed = [[handed[2], handed[0], handed[1]]]
-    trained(records, packed, layout(packed), step=7)
+    trained(records, packed, tree(packed), step=7)
     found = {one.rollout_id: one for one in read_trained(tmp_path)}
     assert set(found) == {"r1", "r2", "r3"}
     for item in handed:
@@ -172,46 +148,32 @@ def test_each_row_has_its_own_values_in_any_packing(tmp_path: Path, layout: Call
         assert one.clipped == 0  # e^0.125 is 1.13
 
 
-@pytest.mark.parametrize("layout", [flat, tree])
 @pytest.mark.parametrize(
-    ("moved", "advantage", "clipped"),
-    [(0.5, 1.0, 3), (0.5, -1.0, 0), (-0.5, 1.0, 0), (-0.5, -1.0, 3), (0.5, 0.0, 0)],
-)
-def test_ids_are_clipped_as_in_trls_loss(
-    tmp_path: Path, layout: Callable[..., Batch], moved: float, advantage: float, clipped: int
-) -> None:
-    ranks = [[row(1, 3, advantage)]]
-    records = recorder(tmp_path, ranks[0])
-    trained(records, ranks, layout(ranks), moved=moved)
-    assert [one.clipped for one in read_trained(tmp_path)] == [clipped]
-
-
-@pytest.mark.parametrize(
-    ("options", "clipped"),
+    ("options", "moved", "clipped"),
     [
-        ({"importance_sampling_level": "sequence"}, [3, 0, 0]),  # a row as a whole, or not
-        ({"loss_type": "cispo"}, [None] * 3),
-        ({"delta": 2.0}, [None] * 3),
+        ({}, 0.5, [3, 0, 0]),
+        ({}, -0.5, [0, 2, 0]),
+        ({"importance_sampling_level": "sequence"}, 0.5, [3, 0, 0]),  # a row as a whole, or not
+        ({"loss_type": "cispo"}, 0.5, [None] * 3),
     ],
 )
-def test_ids_are_clipped_as_in_a_variant(
-    tmp_path: Path, options: dict[str, Any], clipped: list[int | None]
+def test_ids_are_clipped_as_in_the_loss(
+    tmp_path: Path, options: dict[str, Any], moved: float, clipped: list[int | None]
 ) -> None:
     ranks = [[row(1, 3), row(2, 2, -1.0), row(3, 1, 0.0)]]
     records = recorder(tmp_path, ranks[0])
-    trained(records, ranks, tree(ranks), loss=trls(**options), moved=0.5)
+    trained(records, ranks, tree(ranks), loss=trls(**options), moved=moved)
     found = read_trained(tmp_path)
     assert [one.clipped for one in found] == clipped
     for one, item in zip(found, ranks[0], strict=True):
-        assert one.logprobs == pytest.approx([value + 0.5 for value in sampled(item)])
+        assert one.logprobs == pytest.approx([value + moved for value in sampled(item)])
 
 
-@pytest.mark.parametrize("layout", [flat, tree])
-def test_rows_of_other_processes_are_not_known(tmp_path: Path, layout: Callable[..., Batch]) -> None:
+def test_rows_of_other_processes_are_not_known(tmp_path: Path) -> None:
     """Their forward pass is elsewhere; no such training has been tried."""
     ranks = [[row(1, 3)], [row(2, 1), row(3, 2)]]
     records = recorder(tmp_path, [item for rank in ranks for item in rank])
-    trained(records, ranks, layout(ranks), rank=1)
+    trained(records, ranks, tree(ranks), rank=1)
     found = read_trained(tmp_path)
     assert [one.logprobs is None for one in found] == [True, False, False]
     assert [one.clipped for one in found] == [None, 0, 0]
@@ -223,7 +185,7 @@ def test_log_probabilities_are_written_with_the_digits_of_float32(tmp_path: Path
     ranks[0][0].sample.old_log_probs[2] = np.float32(-0.1)
     records = recorder(tmp_path, ranks[0])
     for moved in (0.0, float("nan")):
-        trained(records, ranks, flat(ranks), moved=moved)
+        trained(records, ranks, tree(ranks), moved=moved)
     line, other = (tmp_path / TRAINED_FILE).read_text().splitlines()
     assert line.startswith('{"step":1,"version":4,"rollout_id":"r1","row":1,')
     assert "-0.1," in line
@@ -255,7 +217,7 @@ def test_failure_leaves_values_out_and_is_said_once(
     monkeypatch.setattr(of or records, name, fault)
     with caplog.at_level(logging.WARNING):
         for step in (1, 2):
-            trained(records, ranks, flat(ranks), step=step)
+            trained(records, ranks, tree(ranks), step=step)
     assert [(one.step, one.tokens, one.logprobs, one.clipped) for one in read_trained(tmp_path)] == [
         (step, tokens, None, None) for step in (1, 2) for tokens in (3, 2)
     ]
@@ -267,7 +229,7 @@ def test_values_of_another_row_are_not_taken(tmp_path: Path, caplog: pytest.LogC
     """Two rows with as many ids, in another order than the micro-batch says."""
     ranks = [[row(1, 3), row(2, 3)]]
     records = recorder(tmp_path, ranks[0])
-    trained(records, ranks, flat([[ranks[0][1], ranks[0][0]]]))
+    trained(records, ranks, tree([[ranks[0][1], ranks[0][0]]]))
     assert [one.logprobs for one in read_trained(tmp_path)] == [None, None]
     assert "TRL packs the rows of a micro-batch in an unknown way" in caplog.text
 
@@ -289,8 +251,8 @@ def test_file_that_cannot_be_written_ends_nothing(tmp_path: Path, caplog: pytest
     records = recorder(tmp_path, ranks[0])
     (tmp_path / TRAINED_FILE).mkdir()
     for step in (1, 2):
-        trained(records, ranks, flat(ranks), step=step)
+        trained(records, ranks, tree(ranks), step=step)
     assert len(caplog.records) == 1
     (tmp_path / TRAINED_FILE).rmdir()
-    trained(records, ranks, flat(ranks), step=3)
+    trained(records, ranks, tree(ranks), step=3)
     assert [one.step for one in read_trained(tmp_path)] == [3]

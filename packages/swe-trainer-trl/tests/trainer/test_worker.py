@@ -432,7 +432,6 @@ def test_process_that_fails_tells_why_with_its_traceback(training: Training) -> 
     [
         ({"only": ("demo__gone-1",)}, "'demo__gone-1': no such task"),
         pytest.param({"agent": "nop"}, "here it answers none: choose an agent", marks=pytest.mark.slow),
-        pytest.param({"engine": "replay"}, "does not own its tokens, so it", marks=pytest.mark.slow),
     ],
 )
 def test_process_that_is_refused_says_one_sentence(
@@ -487,17 +486,12 @@ def test_start_gives_signs_of_life_too(training: Training) -> None:
     code, (only,) = talk()
     assert (code, only["kind"]) == (1, "failed")
     assert only["message"] == "EOFError: the trainer ended before it sent a message"
-    for settings, expected in (
-        (training.settings(), (0, "metrics")),
-        (training.settings(broken=True), (1, "failed")),
-    ):
-        start = Start(
-            settings=settings.model_dump(mode="json"), directory=str(training.run),
-            journal=str(training.run / JOURNAL), version=1, updates={1: 1}, options=OPTIONS,
-        )  # fmt: skip
-        code, heard = talk(line(start))
-        assert (code, heard[-1]["kind"]) == expected
-        assert heard[0]["kind"] == "beat"
+    start = Start(
+        settings=training.settings().model_dump(mode="json"), directory=str(training.run),
+        journal=str(training.run / JOURNAL), version=1, updates={1: 1}, options=OPTIONS,
+    )  # fmt: skip
+    code, heard = talk(line(start))
+    assert (code, heard[0]["kind"], heard[-1]["kind"]) == (0, "beat", "metrics")
 
 
 def test_message_that_was_torn_by_a_kill_is_none(training: Training) -> None:
@@ -548,56 +542,10 @@ def test_stop_wakes_a_pump_that_waits(training: Training, what: str) -> None:
     assert not any(thread.is_alive() for thread in worker._threads)
 
 
-@pytest.fixture
-def small_disk(training: Training) -> Iterator[Path]:
-    """The run directory on a disk of 4 MB."""
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "swe-test", str(training.run)]
-    mounted = subprocess.run(command, capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a small disk: {mounted.stderr.strip()}")
-    RunDirectory.create(training.run, new_run_info({}, {}, None, []), Redactor())
-    yield training.run
-    for worker in training.workers:
-        worker.stop()
-    while training.journals:
-        training.journals.pop().close()
-    subprocess.run(["umount", str(training.run)], check=True)
-
-
-@pytest.mark.slow
-def test_full_disk_is_one_sentence_and_what_is_finished_is_kept(training: Training, small_disk: Path) -> None:
-    training.script({"2": ["go>done"], "*": ["again", "done"]})
-    worker = training.start(groups_ahead=1, group_size=3)
-    training.let("go")
-    training.rows(3)
-    (training.folder / "go").unlink()
-    training.until(lambda: {"1/0", "1/1"} <= training.finished().keys())
-    filler = small_disk / "filler"
-    with filler.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(b"x" * 512)
-    before = training.finished()
-    training.let("go")
-    said = training.unhealthy()
-    assert "\n" not in said
-    assert str(small_disk) in said
-    assert "No space left" in said or "full" in said
-    worker.stop()
-    filler.unlink()
-    assert training.finished() == before
-    assert [group.id for group in training.journals[0].ready(limit=9)] == [0]
-    training.start(groups_ahead=1, group_size=3)
-    rows = training.rows(6)
-    assert [row.group_id for row in rows] == [0, 0, 0, 1, 1, 1]
-    assert {**training.finished(), **before} == training.finished()
-
-
 # resume
 
 
-@pytest.mark.parametrize(
-    "kills", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_it_loses_nothing_and_does_nothing_twice(
     training: Training, kills: int
 ) -> None:
