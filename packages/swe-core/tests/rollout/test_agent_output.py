@@ -33,16 +33,12 @@ def piece(text: str, kind: str = "text") -> dict[str, Any]:
 
 
 def test_agent_output_joins_the_pieces_of_a_text(tmp_path: Path) -> None:
-    call = {"kind": "tool_call", "text": "{}", "tool": "bash"}
-    events = (piece("I "), piece("look."), call, piece("Do"), piece("ne."))
-    assert transcript(tmp_path, *events) == [("text", "I look."), ("tool_call", "{}"), ("text", "Done.")]
-
-
-def test_agent_output_keeps_texts_of_two_kinds_and_whole_texts_apart(tmp_path: Path) -> None:
-    whole = {"kind": "text", "text": "whole"}
-    events = (piece("hm", "reasoning"), piece("I"), whole, whole)
-    assert transcript(tmp_path, *events) == [
-        ("reasoning", "hm"), ("text", "I"), ("text", "whole"), ("text", "whole"),
+    """Texts of two kinds, whole texts and those around a call stay apart."""
+    whole, call = {"kind": "text", "text": "whole"}, {"kind": "tool_call", "text": "{}", "tool": "bash"}
+    before = piece("hm", "reasoning"), piece("I "), piece("look."), whole, whole
+    assert transcript(tmp_path, *before, call, piece("Do"), piece("ne.")) == [
+        ("reasoning", "hm"), ("text", "I look."), ("text", "whole"), ("text", "whole"),
+        ("tool_call", "{}"), ("text", "Done."),
     ]  # fmt: skip
 
 

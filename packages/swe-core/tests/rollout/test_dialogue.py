@@ -78,18 +78,25 @@ async def test_dialogue_that_fails_is_an_error_of_the_agent() -> None:
     assert "it refuses" in str(trial.failure)
 
 
-async def test_missing_program_of_a_dialogue_is_named() -> None:
-    class Missing(Talker):
-        def command(self, ctx: AgentContext) -> Sequence[str]:
-            return ["no-such-agent", "--acp"]
+class Listening(Talker):
+    """Hears the lines of its program to their end."""
 
-        async def converse(self, ctx: AgentContext, dialogue: AgentDialogue) -> None:
-            async with dialogue.start() as console:
-                async for _ in console.lines():
-                    pass
+    program = ("no-such-agent", "--acp")
+
+    def command(self, ctx: AgentContext) -> Sequence[str]:
+        return self.program
+
+    async def converse(self, ctx: AgentContext, dialogue: AgentDialogue) -> None:
+        async with dialogue.start() as console:
+            if self.said:
+                await console.send(b"hello\n")
+            self.heard = [line.decode() async for line in console.lines()]
+            if not self.said:
                 raise AgentError("it ended without an answer")
 
-    trial = await run_once(Missing(), ScriptedModel())
+
+async def test_missing_program_of_a_dialogue_is_named() -> None:
+    trial = await run_once(Listening(), ScriptedModel())
     assert isinstance(trial.failure, AgentError)
     said = "the agent 'talker' cannot start, because its program 'no-such-agent' is missing in the sandbox: "
     assert str(trial.failure).startswith(said)
@@ -102,18 +109,8 @@ async def test_dialogue_that_fails_after_a_spent_budget_is_no_error() -> None:
 
 
 async def test_dialogue_with_an_ended_process_ends_its_lines() -> None:
-    class Ending(Talker):
-        def command(self, ctx: AgentContext) -> Sequence[str]:
-            return ["sh", "-c", "read line; echo bye"]
-
-    agent = Ending(["one"])
-
-    async def converse(ctx: AgentContext, dialogue: AgentDialogue) -> None:
-        async with dialogue.start() as console:
-            await console.send(b"hello\n")
-            agent.heard = [line.decode() async for line in console.lines()]
-
-    agent.converse = converse  # type: ignore[method-assign]  # of this instance alone
+    agent = Listening(["one"])
+    agent.program = ("sh", "-c", "read line; echo bye")
     trial = await run_once(agent, ScriptedModel())
     assert agent.heard == ["bye"]
     assert "made no LLM call" in str(trial.failure)
@@ -122,18 +119,13 @@ async def test_dialogue_with_an_ended_process_ends_its_lines() -> None:
 async def test_dialogue_whose_sandbox_dies_is_an_error_of_the_sandbox(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Waiting(Talker):
-        async def converse(self, ctx: AgentContext, dialogue: AgentDialogue) -> None:
-            async with dialogue.start() as console:
-                async for _ in console.lines():
-                    pass
-                raise AgentError("it ended early")
-
     async def dying(process: InteractiveProcess) -> AsyncIterator[tuple[Stream, bytes]]:
         yield "stdout", b"a line\n"
         raise SandboxDied("the sandbox is gone")
 
     monkeypatch.setattr(InteractiveProcess, "output", dying)
-    trial = await run_once(Waiting(), ScriptedModel())
+    agent = Listening()
+    agent.program = ("sh", "-c", "true")
+    trial = await run_once(agent, ScriptedModel())
     assert isinstance(trial.failure, SandboxDied)
     assert "a line" in trial.log

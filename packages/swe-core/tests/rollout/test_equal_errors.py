@@ -10,11 +10,13 @@ import pytest
 from swe_core.api.records import Failure, Rollout
 from swe_core.api.sandbox import Sandbox
 from swe_core.errors import ImageNotFound, RunStopped
-from swe_core.rollout.equal_errors import EqualErrors, kind_of, reason_of
+from swe_core.rollout.equal_errors import EqualErrors, Reason, kind_of, reason_of
 from swe_testing.records import make_rollout
 from swe_testing.waiting import until
 
 from .runner_bench import Bench, open_bench
+
+pytestmark = pytest.mark.anyio
 
 
 def failed(task: str, message: str = "the key is wrong", attempt: int = 0, **fields: str) -> Rollout:
@@ -27,6 +29,12 @@ def counts(errors: EqualErrors, *rollouts: Rollout) -> list[int]:
     return [len(errors.add(rollout)) for rollout in rollouts]
 
 
+def reason(task: str, message: str) -> Reason:
+    failure = failed(task, message).failure
+    assert failure is not None
+    return reason_of(failure, f"{task}-0", task)
+
+
 def test_reasons_are_equal_whatever_ids_they_name() -> None:
     for one, other in (
         ("HTTP 401: invalid key (request req_011CXyz9)", "HTTP 401: invalid key (request req_7Qb2c8Ws)"),
@@ -34,9 +42,8 @@ def test_reasons_are_equal_whatever_ids_they_name() -> None:
         ("container 3f9a1b2c4d5e died", "container 77aa0b2c4d51 died"),
         ("cannot write /tmp/swe-k3jd8f2a/file", "cannot write /tmp/swe-9fk2m1aa/file"),
     ):
-        first, second = failed("t-1", one), failed("t-2", other)
-        reasons = [reason_of(each.failure, each.id, each.task_id) for each in (first, second) if each.failure]
-        assert reasons[0] == reasons[1]
+        assert reason("t-1", one) == reason("t-2", other)
+    assert reason("n", "n name").text == "… name", "ids are replaced as whole words only"
 
 
 def test_reasons_that_differ_may_be_one_kind() -> None:
@@ -48,35 +55,26 @@ def test_reasons_that_differ_may_be_one_kind() -> None:
         ("cannot read /testbed/a", "cannot read /testbed/b/c", True),
         ("the image is missing", "the engine is down", False),
     ):
-        first, second = failed("t-1", one), failed("t-2", other)
-        reasons = [reason_of(each.failure, each.id, each.task_id) for each in (first, second) if each.failure]
-        assert reasons[0] != reasons[1]
-        assert (kind_of(reasons[0]) == kind_of(reasons[1])) is are_one_kind
+        first, second = reason("t-1", one), reason("t-2", other)
+        assert first != second
+        assert (kind_of(first) == kind_of(second)) is are_one_kind
 
 
-def test_equal_errors_end_a_run_at_their_limit() -> None:
-    tasks = [failed(f"t-{number}") for number in range(5)]
-    assert counts(EqualErrors(4, 500), *tasks) == [0, 0, 0, 4, 5]
-    assert counts(EqualErrors(0, 500), *tasks) == [0] * 5
-
-
-def test_verdict_starts_the_count_anew() -> None:
-    tasks = [failed(f"t-{number}") for number in range(3)]
-    for outcome in ("resolved", "unresolved"):
-        found = counts(EqualErrors(4, 500), *tasks, make_rollout("fine", outcome=outcome), *tasks)
-        assert found == [0] * 7
-
-
-def test_cancelled_rollout_and_other_errors_do_not_start_the_count_anew() -> None:
-    errors = EqualErrors(3, 500)
-    between = [make_rollout("c", outcome="cancelled"), failed("o", "it is overloaded")]
-    assert counts(errors, failed("t-1"), *between, failed("t-2"), *between, failed("t-3")) == [0] * 6 + [3]
-
-
-def test_same_message_at_another_boundary_is_another_error() -> None:
-    other = {"boundary": "sandbox", "type": "SandboxError"}
-    rollouts = [failed("t-1"), failed("t-2", **other), failed("t-3"), failed("t-4", **other)]
-    assert counts(EqualErrors(3, 500), *rollouts) == [0] * 4
+def test_equal_errors_are_counted_from_the_last_verdict_on() -> None:
+    one, two, three, four, five = (failed(f"t-{number}") for number in range(1, 6))
+    fine, unresolved = make_rollout("fine"), make_rollout("fine", outcome="unresolved")
+    cancelled, overloaded = make_rollout("c", outcome="cancelled"), failed("o", "it is overloaded")
+    elsewhere = [failed(f"e-{number}", boundary="sandbox", type="SandboxError") for number in range(2)]
+    cases: list[tuple[int, list[Rollout], list[int]]] = [
+        (4, [one, two, three, four, five], [0, 0, 0, 4, 5]),
+        (0, [one, two, three, four, five], [0] * 5),
+        (4, [one, two, three, fine, one, two, three], [0] * 7),
+        (4, [one, two, three, unresolved, one, two, three], [0] * 7),
+        (3, [one, cancelled, overloaded, two, cancelled, overloaded, three], [0] * 6 + [3]),
+        (3, [one, elsewhere[0], two, elsewhere[1]], [0] * 4),
+    ]
+    for limit, rollouts, found in cases:
+        assert counts(EqualErrors(limit, 500), *rollouts) == found
 
 
 def test_broken_tasks_alone_do_not_end_a_run() -> None:
@@ -90,21 +88,12 @@ def test_broken_tasks_alone_do_not_end_a_run() -> None:
     assert (len(tasks), len(set(tasks))) == (25, 4)
 
 
-def test_ids_are_replaced_as_whole_words_only() -> None:
-    failure = failed("n", "n name").failure
-    assert failure is not None
-    assert reason_of(failure, "n-0", "n").text == "… name"
-
-
 def test_run_with_fewer_tasks_than_the_limit_ends_when_all_of_them_failed() -> None:
     errors = EqualErrors(4, 2)
     assert counts(errors, *(failed("t-1", attempt=attempt) for attempt in range(8))) == [0] * 8
     assert counts(errors, failed("t-2")) == [9]
     attempts = [failed("t-1", attempt=attempt) for attempt in range(4)]
     assert counts(EqualErrors(4, 1), *attempts) == [0, 0, 0, 4]
-
-
-# a run
 
 
 def failing(bench: Bench, hanging: str = "") -> list[str]:
@@ -124,7 +113,6 @@ def names(tasks: int) -> list[str]:
     return [f"t-{number}" for number in range(tasks)]
 
 
-@pytest.mark.anyio
 async def test_run_that_cannot_succeed_is_stopped_and_keeps_its_records(tmp_path: Path) -> None:
     async with open_bench(tmp_path / "the run", names(100), max_errors=10) as bench:
         asked = failing(bench, "t-2")
@@ -138,23 +126,13 @@ async def test_run_that_cannot_succeed_is_stopped_and_keeps_its_records(tmp_path
     assert set(outcomes) == {"error", "cancelled"}
     assert all(rollout.cancelled_as is None for rollout in ended), "a resumed run runs them"
     says = str(raised.value)
-    assert says.startswith(
-        "the run was stopped, because 10 rollouts of 10 tasks ended in the same error and "
-    )
-    assert "(sandbox: the image 't-" in says
-    assert f"`swe-core run --resume '{tmp_path}/the run' --retry-errors`" in says
-    assert "--max-errors 0" in says
+    for part in (
+        "the run was stopped, because 10 rollouts of 10 tasks ended in the same error and ", "--max-errors 0",
+        "(sandbox: the image 't-", f"`swe-core run --resume '{tmp_path}/the run' --retry-errors`",
+    ):  # fmt: skip
+        assert part in says
 
 
-@pytest.mark.anyio
-async def test_run_without_a_limit_runs_to_its_end(tmp_path: Path) -> None:
-    async with open_bench(tmp_path / "run", names(10)) as bench:
-        failing(bench)
-        await bench.runner.run_all()
-    assert [rollout.outcome for rollout in bench.run.rollouts()] == ["error"] * 10
-
-
-@pytest.mark.anyio
 async def test_rollouts_that_run_go_on_when_none_is_left_to_start(tmp_path: Path) -> None:
     async with (
         open_bench(tmp_path / "run", names(11), max_errors=10) as bench,
@@ -168,10 +146,15 @@ async def test_rollouts_that_run_go_on_when_none_is_left_to_start(tmp_path: Path
     assert ended == {"t-2-0": "it was waited for"}
 
 
-@pytest.mark.anyio
-async def test_rollout_that_a_worker_runs_itself_stops_nothing(tmp_path: Path) -> None:
+async def test_run_without_a_limit_and_a_worker_that_runs_rollouts_itself_are_not_stopped(
+    tmp_path: Path,
+) -> None:
     """Such a worker, a trainer for example, judges its rollouts itself."""
-    async with open_bench(tmp_path / "run", names(5), max_errors=1) as bench:
+    async with open_bench(tmp_path / "run", names(10)) as bench:
+        failing(bench)
+        await bench.runner.run_all()
+    assert [rollout.outcome for rollout in bench.run.rollouts()] == ["error"] * 10
+    async with open_bench(tmp_path / "worker", names(5), max_errors=1) as bench:
         failing(bench)
         for request in bench.runner.requests:
             assert (await bench.runner.run(request)).rollout.outcome == "error"

@@ -25,7 +25,6 @@ from swe_testing.provider import ScriptedProvider, call_tool, say
 pytestmark = pytest.mark.anyio
 MESSAGES = [{"role": "user", "content": "hi"}]
 REQUEST = ChatRequest({"messages": MESSAGES}, MESSAGES)
-GOOD = {"task_id": "t", "replies": [{"message": {"role": "assistant", "content": "hi"}}]}
 
 
 def _who(task: str = "t", attempt: int = 0, agent: str = "pi", rollout: str = "r") -> EngineSession:
@@ -37,13 +36,14 @@ def _write(file: Path, *lines: Any) -> Path:
     return file
 
 
-def _line(text: str, **more: Any) -> dict[str, Any]:
-    return {"task_id": "t", "replies": [{"message": {"role": "assistant", "content": text}}], **more}
+def _line(*texts: str, **more: Any) -> dict[str, Any]:
+    replies = [{"message": {"role": "assistant", "content": text}} for text in texts]
+    return {"task_id": "t", "replies": replies, **more}
 
 
-def _two_replies() -> dict[str, Any]:
-    replies = [{"message": {"role": "assistant", "content": text}} for text in ("first", "second")]
-    return {"task_id": "t", "replies": replies}
+def _replay(folder: Path, *lines: Any) -> ReplayEngine:
+    """A replay of these lines; `in.jsonl` in the folder has them."""
+    return ReplayEngine(ReplayConfig(file=_write(folder / "in.jsonl", *lines)))
 
 
 async def _converse(server: InterceptionServer, engine: Engine, who: EngineSession, calls: int) -> list[Turn]:
@@ -82,17 +82,15 @@ async def test_recording_replays_the_provider(tmp_path: Path, monkeypatch: pytes
     assert [turn.reply for turn in recorded] == [dict(reply.message) for reply in replies]
     for then, now in zip(recorded, replayed, strict=True):
         assert (now.reply, now.finish_reason, now.usage) == (then.reply, then.finish_reason, then.usage)
-    assert [(line.task_id, line.attempt, line.agent) for line in read_recording(file)] == [
-        ("t", 0, "pi"),
-        ("other", 0, "pi"),
-    ]
+    lines = [(line.task_id, line.attempt, line.agent) for line in read_recording(file)]
+    assert lines == [("t", 0, "pi"), ("other", 0, "pi")]
 
 
 async def test_replies_are_recorded_in_order_of_the_calls(tmp_path: Path) -> None:
     """The first call is answered last; its reply is still the first one."""
     file = tmp_path / "recording.jsonl"
     slow_is_asked, fast_is_done = anyio.Event(), anyio.Event()
-    inner = ReplayEngine(ReplayConfig(file=_write(tmp_path / "in.jsonl", _two_replies())))
+    inner = _replay(tmp_path, _line("first", "second"))
     async with RecordingEngine(inner, file, Redactor()) as engine:
 
         async def slow_emit(_: object) -> None:
@@ -111,7 +109,7 @@ async def test_replies_are_recorded_in_order_of_the_calls(tmp_path: Path) -> Non
 
 async def test_failed_calls_are_not_recorded(tmp_path: Path) -> None:
     file = tmp_path / "recording.jsonl"
-    inner = ReplayEngine(ReplayConfig(file=_write(tmp_path / "in.jsonl", GOOD)))
+    inner = _replay(tmp_path, _line("hi"))
     async with RecordingEngine(inner, file, Redactor()) as engine:
         await engine.complete(REQUEST, _who())
         with pytest.raises(EngineError):
@@ -122,15 +120,11 @@ async def test_failed_calls_are_not_recorded(tmp_path: Path) -> None:
     assert len(line.replies) == 1
 
 
-async def test_unwritable_recording_is_rejected_before_the_run(tmp_path: Path) -> None:
-    inner = ReplayEngine(ReplayConfig(file=_write(tmp_path / "in.jsonl", GOOD)))
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+async def test_recording_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    inner = _replay(tmp_path, _line("hi"))
     with pytest.raises(ConfigError, match=r"nowhere.*cannot be written.*name a file"):
         await RecordingEngine(inner, tmp_path / "nowhere" / "r.jsonl", Redactor()).__aenter__()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-async def test_full_disk_is_an_engine_error(tmp_path: Path) -> None:
-    inner = ReplayEngine(ReplayConfig(file=_write(tmp_path / "in.jsonl", GOOD)))
     async with RecordingEngine(inner, Path("/dev/full"), Redactor()) as engine:
         await engine.complete(REQUEST, _who())
         with pytest.raises(EngineError, match=r"'/dev/full' could not be written"):
@@ -138,29 +132,23 @@ async def test_full_disk_is_an_engine_error(tmp_path: Path) -> None:
 
 
 async def test_most_specific_line_is_replayed(tmp_path: Path) -> None:
-    file = _write(
-        tmp_path / "r.jsonl",
-        _line("both", attempt=1, agent="pi"),
-        _line("any"),
-        _line("any, newer", note="hand-written"),
-        _line("agent", agent="pi"),
-        _line("attempt", attempt=1),
-        {**_line("other task"), "task_id": "u"},
-    )
+    lines = (
+        _line("both", attempt=1, agent="pi"), _line("any"), _line("any, newer", note="hand-written"),
+        _line("agent", agent="pi"), _line("attempt", attempt=1), {**_line("other task"), "task_id": "u"},
+    )  # fmt: skip
     for attempt, agent, expected in (
         (1, "pi", "both"), (1, "mini", "attempt"), (0, "pi", "agent"), (0, "mini", "any, newer"),
     ):  # fmt: skip
-        engine = ReplayEngine(ReplayConfig(file=file))
+        engine = _replay(tmp_path, *lines)
         completion = await engine.complete(REQUEST, _who(attempt=attempt, agent=agent))
-        assert completion.message["content"] == expected
-        assert completion.model == "replay"
+        assert (completion.message["content"], completion.model) == (expected, "replay")
     assert "no model was called" in engine.notes()[0]
     assert "hand-written" in engine.notes()
 
 
 async def test_replayed_stream_comes_in_pieces(tmp_path: Path) -> None:
     text = "word " * 30
-    engine = ReplayEngine(ReplayConfig(file=_write(tmp_path / "r.jsonl", _line(text))))
+    engine = _replay(tmp_path, _line(text))
     pieces: list[str] = []
 
     async def emit(delta: Any) -> None:
@@ -172,7 +160,7 @@ async def test_replayed_stream_comes_in_pieces(tmp_path: Path) -> None:
 
 
 async def test_replay_sessions_are_separate_and_forgotten_at_their_end(tmp_path: Path) -> None:
-    engine = ReplayEngine(ReplayConfig(file=_write(tmp_path / "r.jsonl", _two_replies())))
+    engine = _replay(tmp_path, _line("first", "second"))
 
     async def ask(rollout: str) -> Any:
         return (await engine.complete(REQUEST, _who(rollout=rollout))).message["content"]
@@ -183,11 +171,11 @@ async def test_replay_sessions_are_separate_and_forgotten_at_their_end(tmp_path:
 
 
 async def test_replay_without_a_reply_is_an_error(tmp_path: Path) -> None:
-    engine = ReplayEngine(ReplayConfig(file=_write(tmp_path / "r.jsonl", GOOD)))
-    with pytest.raises(EngineRefused, match=r"r\.jsonl' has no replies for the task 'u' .*--record"):
+    engine = _replay(tmp_path, _line("hi"))
+    with pytest.raises(EngineRefused, match=r"in\.jsonl' has no replies for the task 'u' .*--record"):
         await engine.complete(REQUEST, _who(task="u"))
     await engine.complete(REQUEST, _who())
-    with pytest.raises(EngineRefused, match=r"r\.jsonl' has no more replies for the task 't'.*more calls"):
+    with pytest.raises(EngineRefused, match=r"in\.jsonl' has no more replies for the task 't'.*more calls"):
         await engine.complete(REQUEST, _who())
 
 
@@ -199,7 +187,7 @@ def test_invalid_line_of_a_recording_is_named(tmp_path: Path) -> None:
         ('{"task_id": "t", "replies": [{"message": {"role": "user"}}]}', "role is 'assistant'"),
     ):
         file = tmp_path / "r.jsonl"
-        file.write_text(json.dumps(GOOD) + "\n\n" + line + "\n")
+        file.write_text(json.dumps(_line("hi")) + "\n\n" + line + "\n")
         with pytest.raises(ConfigError, match=rf"line 3 of the recording '.*r\.jsonl' .*({problem})"):
             ReplayEngine(ReplayConfig(file=file))
 
@@ -214,21 +202,18 @@ async def test_replayed_shell_command_calls_the_shell_tool_of_the_agent(tmp_path
     function = {"name": "bash", "arguments": '{"command": "ls"}'}
     call = {"id": "c", "type": "function", "function": function}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    line = {"task_id": "t", "replies": [{"message": message, "finish_reason": "tool_calls"}] * 2}
-    engine = ReplayEngine(ReplayConfig(file=_write(tmp_path / "r.jsonl", line)))
+    line = _line(replies=[{"message": message, "finish_reason": "tool_calls"}] * 2)
+    engine = _replay(tmp_path, line)
     parameters = {"type": "object", "properties": {"cmd": {"type": "string"}}}
     tools = [{"type": "function", "function": {"name": "exec_command", "parameters": parameters}}]
     answered = await engine.complete(ChatRequest({"messages": MESSAGES}, MESSAGES, tools), _who())
-    assert answered.message["tool_calls"][0]["function"] == {
-        "name": "exec_command",
-        "arguments": '{"cmd":"ls"}',
-    }
-    unchanged = await engine.complete(REQUEST, _who())
-    assert unchanged.message == message
+    called = answered.message["tool_calls"][0]["function"]
+    assert called == {"name": "exec_command", "arguments": '{"cmd":"ls"}'}
+    assert (await engine.complete(REQUEST, _who())).message == message
 
 
 async def test_auxiliary_call_uses_up_no_recorded_reply(tmp_path: Path) -> None:
-    engine = ReplayEngine(ReplayConfig(file=_write(tmp_path / "r.jsonl", _line("hi"))))
+    engine = _replay(tmp_path, _line("hi"))
     title = ChatRequest({"messages": MESSAGES}, MESSAGES, auxiliary="title")
     assert (await engine.complete(title, _who())).message["content"] == "title"
     assert (await engine.complete(REQUEST, _who())).message["content"] == "hi"

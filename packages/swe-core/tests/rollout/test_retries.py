@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
 from pathlib import Path
 
 import pytest
@@ -61,9 +61,6 @@ def files(bench: Bench, rollout: Rollout) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-WHOLE = {"turns.jsonl", "patch.diff", "grade.json", "test.log"}
-
-
 @pytest.mark.parametrize(
     ("where", "lost", "folder", "turns"),
     [
@@ -84,7 +81,7 @@ async def test_retried_rollout_counts_its_last_attempt(
     assert given_up.failure.boundary == "sandbox"
     assert given_up.failure.message == GONE
     assert 0 < given_up.seconds < rollout.seconds
-    assert files(bench, rollout) == WHOLE | lost
+    assert files(bench, rollout) == {"turns.jsonl", "patch.diff", "grade.json", "test.log"} | lost
     names = [name for _, name in bench.witness.seen]
     assert names.count("started") == names.count("finished") == 1
     assert names.count("open") == (1 if where == "grade" else 2), "the patch was exported already"
@@ -92,7 +89,9 @@ async def test_retried_rollout_counts_its_last_attempt(
     bench.accounted()
 
 
-async def test_tokens_of_a_lost_attempt_are_dropped(bench: Bench) -> None:
+async def test_tokens_and_time_of_lost_attempts_are_counted(bench: Bench) -> None:
+    """They are billed; a sandbox that did not open is not."""
+    bench.provider.flavors = ["small", "large", "large"]
     fail(bench, "export", times=2)
     rollout = (await bench.runner.run(again(bench.first, 3))).rollout
     assert [one.folder for one in rollout.retried] == ["retried-1", "retried-2"]
@@ -105,12 +104,11 @@ async def test_tokens_of_a_lost_attempt_are_dropped(bench: Bench) -> None:
     (chain,) = chains_of(bench.run.turns(rollout.id))
     assert chain.completion_mask.sum() == rollout.ledger.trainable == rollout.usage.completion_tokens
     assert rollout.ledger.sampled == rollout.ledger.trainable + sum(sampled)
+    used = {(one.purpose, one.flavor): one.sandboxes for one in rollout.sandboxes}
+    assert used == {("agent", "small"): 1, ("agent", "large"): 2, ("grade", None): 1}
+    assert all(one.seconds > 0 for one in rollout.sandboxes if one.purpose == "agent")
+    assert sum(one.seconds for one in rollout.sandboxes) <= rollout.seconds
     bench.accounted()
-
-
-async def test_lost_attempt_missing_on_disk_is_unbalanced(bench: Bench) -> None:
-    fail(bench, "export")
-    rollout = (await bench.runner.run(again(bench.first, 1))).rollout
     (bench.run.path / FOLDERS / rollout.id / "retried-1" / "turns.jsonl").unlink()
     with pytest.raises(AssertionError):
         bench.accounted()
@@ -182,37 +180,29 @@ async def test_cancellation_in_a_later_attempt_keeps_both(bench: Bench) -> None:
     bench.accounted()
 
 
-async def test_access_tokens_of_all_attempts_are_forgotten(bench: Bench) -> None:
+async def test_access_tokens_and_temporary_secrets_are_redacted_until_the_record(bench: Bench) -> None:
     fail(bench, "export")
-    tokens: set[str] = set()
-    bench.witness.on_turn = lambda rollout_id: tokens.update(bench.run.redactor.known())
-    await bench.runner.run(again(bench.first, 1))
-    assert len(tokens) == 2, "each try has its own"
-    assert bench.run.redactor.known() == set()
-
-
-async def test_temporary_secret_is_redacted_until_the_record(bench: Bench) -> None:
-    fail(bench, "export")
-    failing, opened = bench.provider.on_open, 0
+    failing, opened = bench.provider.on_open, itertools.count(1)
 
     def on_open(sandbox: Sandbox) -> None:
-        nonlocal opened
-        opened += 1
-        redact(f"token-of-{opened}", temporary=True)
+        redact(f"token-of-{next(opened)}", temporary=True)
         failing(sandbox)
 
     known: list[set[str]] = []
+    tokens: set[str] = set()
     bench.provider.on_open = on_open
+    bench.witness.on_turn = lambda rollout_id: tokens.update(bench.run.redactor.known())
     with redaction_scope() as redactor:
         bench.witness.on_finished = lambda rollout: known.append(redactor.known())
         await bench.runner.run(again(bench.first, 1))
         assert known == [{"token-of-1", "token-of-2", "token-of-3"}]
         assert redactor.known() == set()
+    assert len(tokens) == 2, "each try has its own"
+    assert bench.run.redactor.known() == set()
 
 
 async def test_unarchivable_attempt_ends_the_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk, for example, is not a fault of the rollout."""
-
     rename = Path.rename
 
     def full(self: Path, target: Path) -> Path:
@@ -232,32 +222,10 @@ async def test_unarchivable_attempt_ends_the_run(bench: Bench, monkeypatch: pyte
     assert list((left.path / FOLDERS).iterdir()) == []
 
 
-# Time.
-
-
-async def test_sandbox_time_is_summed_by_purpose_and_flavor(bench: Bench) -> None:
-    """Lost attempts count, since they are billed; a sandbox that did not open does not."""
-    bench.provider.flavors = ["small", "large"]
-    fail(bench, "export")
-    rollout = (await bench.runner.run(again(bench.first, 1))).rollout
-    used = {(one.purpose, one.flavor): one.sandboxes for one in rollout.sandboxes}
-    assert used == {("agent", "small"): 1, ("agent", "large"): 1, ("grade", None): 1}
-    assert all(one.seconds > 0 for one in rollout.sandboxes if one.purpose == "agent")
-    assert sum(one.seconds for one in rollout.sandboxes) <= rollout.seconds
-
-
 async def test_sandbox_time_excludes_opening(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = 0.0
-    monkeypatch.setattr("swe_core.rollout.state.monotonic", lambda: clock)
-
-    def passes(seconds: float) -> Callable[..., None]:
-        def wait(*args: object) -> None:
-            nonlocal clock
-            clock += seconds
-
-        return wait
-
-    bench.provider.on_open = passes(100.0)
-    bench.witness.on_turn = passes(8.0)
+    waits: list[float] = []
+    monkeypatch.setattr("swe_core.rollout.state.monotonic", lambda: sum(waits))
+    bench.provider.on_open = lambda sandbox: waits.append(100.0)
+    bench.witness.on_turn = lambda rollout_id: waits.append(8.0)
     rollout = (await bench.runner.run(bench.first)).rollout
     assert {one.purpose: one.seconds for one in rollout.sandboxes} == {"agent": 8.0, "grade": 0.0}

@@ -22,19 +22,9 @@ from swe_core.system.files import locked
 from swe_core.system.redaction import MARK, Redactor
 from swe_testing.records import make_rollout, make_turn
 
-
-def rollout(name: str, **fields: Any) -> Rollout:
-    return make_rollout(id=name, **fields)
-
-
-def turn_tokens(prompt: int, completion: int, logprob: float = -1.0) -> TurnTokens:
-    return TurnTokens(
-        base=None, prompt=[prompt], completion=[completion], logprobs=[logprob], versions=[(0, 1)],
-        rendered="full", cause="start",
-    )  # fmt: skip
-
-
-TOKENS = turn_tokens(1, 2)
+TOKENS = TurnTokens(
+    base=None, prompt=[1], completion=[2], logprobs=[-1.0], versions=[(0, 1)], rendered="full", cause="start"
+)
 NAMES = st.sampled_from("abcdefgh")
 OUTCOMES = st.sampled_from(["resolved", "unresolved", "error", "cancelled"])
 CAUSES = st.sampled_from([None, "tired"])
@@ -91,12 +81,8 @@ class Runs(RuleBasedStateMachine):
 
     def record(self, name: str, outcome: str, why: str | None) -> tuple[Rollout, Rollout]:
         """A record, and what is read of it."""
-        made = make_rollout(
-            id=name,
-            outcome=outcome,
-            cancelled_as=why if outcome == "cancelled" else None,
-            model=f"sekret-{self.keys}",
-        )
+        why, secret = why if outcome == "cancelled" else None, f"sekret-{self.keys}"
+        made = make_rollout(id=name, outcome=outcome, cancelled_as=why, model=secret)
         return made, made.model_copy(update={"model": MARK})
 
     def close(self) -> None:
@@ -297,12 +283,6 @@ def test_run_directory_is_its_model_whatever_crashes(run_machine: Callable[..., 
     run_machine(Runs, examples=60, steps=50)
 
 
-def test_rewritten_metadata_is_read(run: RunDirectory) -> None:
-    info = run.info.model_copy(update={"planned": 7})
-    run.rewrite(info)
-    assert run.info == RunDirectory.open(run.path).info == info
-
-
 def test_damaged_line_is_named(run: RunDirectory) -> None:
     run.folder("a").close()
     whole = make_turn(0).model_dump_json().encode() + b"\n"
@@ -343,30 +323,25 @@ def test_open_rejects_other_directories(tmp_path: Path) -> None:
             RunDirectory.open(tmp_path)
 
 
-def test_secrets_are_redacted_except_in_the_patch(run: RunDirectory) -> None:
+def test_secrets_are_redacted_except_in_the_patch_and_tokens(run: RunDirectory) -> None:
+    """Also where a secret is a number."""
+    run.redactor.add("12345678")
+    lists = {"prompt": [112345678], "completion": [12345678], "logprobs": [-0.12345678]}
+    tokens = TOKENS.model_copy(update=lists)
     folder = run.folder("a")
+    folder.add_turn(make_turn(0, tokens=tokens, error="what is 12345678?"))
     folder.add_event(AgentEvent(kind="text", text="my token is sekret-token-1"))
     folder.add_output(b"TOKEN=sekret-token-1\n")
     folder.put("test.log", b"sekret-token-1")
     folder.put_patch(b"+sekret-token-1\n")
     folder.close()
-    run.append(rollout("a", model="sekret-token-1"))
+    run.append(make_rollout(id="a", model="sekret-token-1"))
     for root, _, names in os.walk(run.path):
         for name in names:
             data = (Path(root) / name).read_bytes()
             assert (b"sekret" in data) == (name == "patch.diff"), name
-
-
-def test_ids_and_logprobs_are_not_redacted(run: RunDirectory) -> None:
-    """Also where a secret is a number."""
-    run.redactor.add("12345678")
-    tokens = turn_tokens(112345678, 12345678, -0.12345678)
-    folder = run.folder("a")
-    folder.add_turn(make_turn(0, tokens=tokens, error="what is 12345678?"))
-    folder.close()
     (turn,) = run.turns("a")
-    assert turn.tokens == tokens
-    assert turn.error == f"what is {MARK}?"
+    assert (turn.tokens, turn.error) == (tokens, f"what is {MARK}?")
 
 
 def test_secret_split_over_two_writes_is_redacted(run: RunDirectory) -> None:
@@ -406,13 +381,15 @@ def test_folder_keeps_its_first_write_error(run: RunDirectory) -> None:
     folder.close()
 
 
-def test_partially_created_directory_is_reused(tmp_path: Path, run: RunDirectory) -> None:
+def test_partially_created_directory_is_reused_and_rewritten(tmp_path: Path, run: RunDirectory) -> None:
     path = tmp_path / "cut"
     (path / "rollouts").mkdir(parents=True)
     (path / "lock").touch()
     (path / "run.json.new").write_text('{"form')
-    RunDirectory.create(path, run.info, Redactor())
-    assert RunDirectory.open(path).info == run.info
+    made = RunDirectory.create(path, run.info, Redactor())
+    info = run.info.model_copy(update={"planned": 7})
+    made.rewrite(info)
+    assert made.info == RunDirectory.open(path).info == info
     assert sorted(entry.name for entry in path.iterdir()) == ["lock", "rollouts", "run.json"]
     other = tmp_path / "other"
     (other / "rollouts" / "a").mkdir(parents=True)
@@ -423,15 +400,10 @@ def test_partially_created_directory_is_reused(tmp_path: Path, run: RunDirectory
 
 def test_run_directory_has_one_lock_holder(run: RunDirectory, tmp_path: Path) -> None:
     with locked(run.path), pytest.raises(UsageError, match="is in use by another process: wait for it"):
-        with locked(run.path):
-            pass
+        locked(run.path).__enter__()
     with locked(run.path):  # and is free again
-        pass
-    with (
-        pytest.raises(SweError, match=r"cannot write '.*nowhere/lock': No such file"),
-        locked(tmp_path / "nowhere"),
-    ):
-        pass
+        with pytest.raises(SweError, match=r"cannot write '.*nowhere/lock': No such file"):
+            locked(tmp_path / "nowhere").__enter__()
 
 
 @pytest.mark.parametrize(

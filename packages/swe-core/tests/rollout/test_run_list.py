@@ -69,37 +69,24 @@ def test_state_of_a_run(tmp_path: Path) -> None:
             assert state_of(run) == "running"
     run.append(make_rollout("t", outcome="cancelled", cancelled_as="stale"))  # by a worker
     assert summary_of(run).finished == 2
-
-
-def test_summary_names_agent_and_model_of_the_rollouts(tmp_path: Path) -> None:
-    found = summary_of(run_of(tmp_path / "run", t1="resolved", t2="error"))
+    found = summary_of(RunDirectory.open(tmp_path / "2"))
     assert (found.agent, found.model, found.resolved, found.errors) == ("pi", "m", 1, 1)
-    assert summary_of(run_of(tmp_path / "empty")).agent == ""
+    assert summary_of(RunDirectory.open(tmp_path / "0")).agent == ""
 
 
 def test_name_below_runs_and_latest_are_found(here: Path) -> None:
     run_of(here / "runs" / "old", 1)
     run_of(here / "runs" / "new", 2)
-    assert find_run("latest") == Path("runs/new")
-    assert find_run("old") == Path("runs/old")
-    assert find_run("runs/old") == Path("runs/old")
-    assert find_run(str(here / "runs" / "old")) == here / "runs" / "old"
-
-
-def test_path_that_is_a_run_precedes_a_name(here: Path) -> None:
-    run_of(here / "runs" / "one")
-    (here / "one").mkdir()
-    assert find_run("one") == Path("runs/one")  # the folder beside is no run
-    run_of(here / "one")
-    assert find_run("one") == Path("one")
-    assert find_run("runs") == Path("runs")  # a folder of runs, for `view`
-
-
-def test_latest_may_be_a_folder_of_its_own(here: Path) -> None:
-    run_of(here / "runs" / "one")
+    (here / "old").mkdir()
+    assert find_run("old") == Path("runs/old")  # the folder beside is no run
+    run_of(here / "old")
     run_of(here / "latest")
-    assert find_run("latest") == Path("runs/one")
-    assert find_run("./latest") == Path("latest")
+    for name, path in (
+        ("latest", Path("runs/new")), ("./latest", Path("latest")), ("new", Path("runs/new")),
+        ("old", Path("old")), ("runs/old", Path("runs/old")), ("runs", Path("runs")),  # the last for `view`
+        (str(here / "runs" / "old"), here / "runs" / "old"),
+    ):  # fmt: skip
+        assert find_run(name) == path
 
 
 def test_wrong_name_gets_a_suggestion(here: Path) -> None:

@@ -237,44 +237,46 @@ async def test_unwritable_run_directory_is_an_error(bench: Bench, monkeypatch: p
 
 
 async def test_missing_program_of_an_agent_is_named() -> None:
-    said = {}
+    missing = "is missing in the sandbox: install it there, or let the agent's plugin bring"
+    mode = "is not executable in the sandbox: set its mode, or name an"
     async with LocalProvider(unisolated=True).open(SandboxSpec()) as sandbox:
-        for program in ("no-such-agent", "/no/such/agent", "/etc/passwd", "/etc", "cd", "sh"):
-            said[program] = await missing_program("mine", program, sandbox, cwd="/", env={})
-    head = "the agent 'mine' cannot start, because its program"
-    missing, mode = "install it there, or let the agent's plugin bring", "set its mode, or name an"
-    for program in ("no-such-agent", "/no/such/agent", "cd"):
-        assert (said[program] or "").startswith(f"{head} {program!r} is missing in the sandbox: {missing}")
-    for program in ("/etc/passwd", "/etc"):
-        assert f"{head} {program!r} is not executable in the sandbox: {mode}" in (said[program] or "")
-    assert said["sh"] is None
+        for program, why in (
+            ("no-such-agent", missing), ("/no/such/agent", missing), ("cd", missing),
+            ("/etc/passwd", mode), ("/etc", mode),
+        ):  # fmt: skip
+            said = await missing_program("mine", program, sandbox, cwd="/", env={}) or ""
+            head = f"the agent 'mine' cannot start, because its program {program!r} "
+            assert head + why in said
+        assert await missing_program("mine", "sh", sandbox, cwd="/", env={}) is None
 
 
-async def test_agent_that_misses_another_program_is_named_by_its_exit_code(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("limits", "failure", "says"),
+    [
+        ({}, ("agent", "AgentError"), "the agent 'talker' exited with code 127"),  # it misses a program
+        ({"agent": 0.05}, ("agent", "AgentTimeout"), ""),
+        ({"open": 0.001}, ("sandbox", "SandboxError"), "within its budget of 0.001 s (limits.open)"),
+    ],
+)
+async def test_failure_of_an_agent_or_a_sandbox_is_named(
+    bench: Bench, limits: dict[str, float], failure: tuple[str, str], says: str
+) -> None:
     bench.agent.code = 127
-    rollout = (await bench.runner.run(bench.first)).rollout
-    assert (rollout.failure.boundary, rollout.failure.type) == ("agent", "AgentError")
-    assert "the agent 'talker' exited with code 127" in rollout.failure.message
-
-
-async def test_agent_that_exceeds_its_time_is_known_by_the_type_of_its_error(bench: Bench) -> None:
-    bench.agent.staying = {bench.first.task.instance_id}
-    limits = bench.first.limits.model_copy(update={"agent": 0.05})
-    rollout = (await bench.runner.run(bench.first.model_copy(update={"limits": limits}))).rollout
-    assert (rollout.failure.boundary, rollout.failure.type) == ("agent", "AgentTimeout")
+    bench.agent.staying = {bench.first.task.instance_id} if "agent" in limits else set()
+    if "open" in limits:
+        bench.provider.opening = anyio.sleep_forever
+    limited = bench.first.limits.model_copy(update=limits)
+    rollout = (await bench.runner.run(bench.first.model_copy(update={"limits": limited}))).rollout
+    assert (rollout.failure.boundary, rollout.failure.type) == failure
+    assert says in rollout.failure.message
     assert (rollout.outcome, rollout.reward, rollout.ended_by) == ("error", None, None)
 
 
-async def test_sandbox_that_opens_too_slowly_is_a_sandbox_error(bench: Bench) -> None:
-    bench.provider.opening = anyio.sleep_forever
-    limits = bench.first.limits.model_copy(update={"open": 0.001})
-    rollout = (await bench.runner.run(bench.first.model_copy(update={"limits": limits}))).rollout
-    assert rollout.failure.boundary == "sandbox"
-    assert "did not open within its budget of 0.001 s (limits.open)" in rollout.failure.message
-
-
-async def late(caller: Caller) -> None:
+async def nothing(caller: Caller) -> None:
     await anyio.sleep_forever()
+
+
+PICTURE = ("user", [{"type": "image_url", "image_url": {}}])
 
 
 async def only_submit(caller: Caller) -> None:
@@ -282,13 +284,9 @@ async def only_submit(caller: Caller) -> None:
     await anyio.sleep_forever()
 
 
-async def picture(caller: Caller) -> None:
-    await caller.ask(("user", [{"type": "image_url", "image_url": {}}]))
-
-
 async def two_pictures(caller: Caller) -> None:
-    for _ in range(2):
-        await picture(caller)
+    await caller.ask(PICTURE)
+    await caller.ask(PICTURE)
 
 
 ELSEWHERE = ["it ended before its first call, or is configured to call another endpoint"]
@@ -297,10 +295,15 @@ ELSEWHERE = ["it ended before its first call, or is configured to call another e
 @pytest.mark.parametrize(
     ("talk", "limits", "budget", "says"),
     [
-        (late, {"first_call": 0.05}, {}, ["within 0.05 s (limits.first_call)", "cannot reach this one"]),
+        (
+            lambda caller: anyio.sleep_forever(),
+            {"first_call": 0.05},
+            {},
+            ["within 0.05 s (limits.first_call)", "cannot reach this one"],
+        ),
         (only_submit, {}, {"turns": 9}, ELSEWHERE),
-        (late, {}, {"wall": 0.05}, ELSEWHERE),
-        (picture, {}, {}, ["its only request was refused: messages[0]: "]),
+        (nothing, {}, {"wall": 0.05}, ELSEWHERE),
+        (lambda caller: caller.ask(PICTURE), {}, {}, ["its only request was refused: messages[0]: "]),
         (two_pictures, {}, {}, ["each of its 2 requests was refused: messages[0]: "]),
     ],
 )
@@ -318,7 +321,7 @@ async def test_agent_that_was_never_answered_is_an_error_however_it_ends(
         assert part in rollout.failure.message
 
 
-async def test_reward_is_shaped_before_the_record_is_written(bench: Bench) -> None:
+async def test_reward_of_a_verdict_is_shaped_before_the_record_is_written(bench: Bench) -> None:
     seen: list[Rollout] = []
 
     def shape(rollout: Rollout, reward: float) -> float:
@@ -332,12 +335,9 @@ async def test_reward_is_shaped_before_the_record_is_written(bench: Bench) -> No
     assert [rollout.reward for rollout in seen] == [1.0]
     assert seen[0].grade is not None
     assert bench.run.rollouts() == [shaped]
-
-
-async def test_rollout_without_a_verdict_is_not_shaped(bench: Bench) -> None:
     bench.agent.code = 1
-    bench.runner._shape = lambda rollout, reward: 7.0
-    assert (await bench.runner.run(bench.first)).rollout.reward is None
+    assert (await bench.runner.run(bench.second)).rollout.reward is None
+    assert len(seen) == 1
 
 
 async def test_verdict_whose_reward_cannot_be_shaped_is_kept_and_ends_the_run(bench: Bench) -> None:

@@ -47,11 +47,8 @@ def test_rollout_without_verdict_has_no_trainable_tokens() -> None:
         book.add(0, make_sampled([1], [2, 3, 4]))
         record = _notes(book).record(outcome, datetime.now(UTC), 1.0)
         assert record.outcome == outcome
-        assert (record.ledger.sampled, record.ledger.trainable, record.ledger.dropped) == (
-            3,
-            trainable,
-            dropped,
-        )
+        ledger = record.ledger
+        assert (ledger.sampled, ledger.trainable, ledger.dropped) == (3, trainable, dropped)
         assert (record.ended_by, record.finish_reason) == ("turns", "length")
 
 
@@ -68,17 +65,13 @@ def test_reward_is_that_of_the_grade() -> None:
         assert (record.reward, record.unshaped_reward) == (reward, reward)
 
 
-def test_unbalanced_tokens_are_an_engine_error() -> None:
+def test_unbalanced_tokens_are_an_engine_error_unless_something_failed_before() -> None:
     record = _notes(Unbalanced()).record("resolved", datetime.now(UTC), 1.0)
     assert (record.outcome, record.reward, record.ledger) == ("error", None, None)
     assert (record.failure.boundary, record.failure.type) == ("engine", "LedgerError")
-
-
-def test_first_of_several_failures_counts() -> None:
     notes = _notes(Unbalanced())
     notes.fail(AgentError("it crashed"), "agent")
-    record = notes.record("error", datetime.now(UTC), 1.0)
-    assert record.failure.message == "it crashed"
+    assert notes.record("error", datetime.now(UTC), 1.0).failure.message == "it crashed"
 
 
 @pytest.mark.parametrize("collected", [False, True])

@@ -49,8 +49,8 @@ def fates(db: sqlite3.Connection, **tokens: int) -> None:
     db.executemany("INSERT INTO tokens VALUES (?, ?)", tokens.items())
 
 
-def found(run: RunDirectory) -> TrainingAccount:
-    account = training_account(run.path, LEDGERS)
+def found(run: RunDirectory, **more: bool) -> TrainingAccount:
+    account = training_account(run.path, LEDGERS, **more)
     assert account is not None
     return account
 
@@ -75,7 +75,7 @@ def test_after_the_end_every_token_must_be_in_the_journal(
 ) -> None:
     fates(journal, trained=10, waiting=20, no_spread=4)
     (run.path / "training.json").write_text("{}")
-    account = training_account(run.path, LEDGERS, ended=True)
+    account = found(run, ended=True)
     assert account.unaccounted == 6
     assert "6 unaccounted for" in account.sentence()
     tokens = account.summary()["tokens"]
@@ -96,13 +96,6 @@ def test_report_says_it_in_each_form(run: RunDirectory, journal: sqlite3.Connect
     assert sentence in (tmp_path / "page.html").read_text()
 
 
-def test_rollouts_from_before_a_restore_count(run: RunDirectory, journal: sqlite3.Connection) -> None:
-    fates(journal, trained=40)
-    line = make_rollout(id="t-9", ledger=Ledger(sampled=1, trainable=1)).model_dump_json()
-    (run.path / "earlier.jsonl").write_text(f"{line}\n{{damaged\n")
-    assert found(run).trainable == 41
-
-
 def test_evaluation_has_none_and_damage_is_no_error(run: RunDirectory, tmp_path: Path) -> None:
     assert training_account(run.path, LEDGERS) is None
     assert json.loads(CliRunner().invoke(report, [str(run.path), "--json"]).output)["training"] is None
@@ -113,11 +106,13 @@ def test_evaluation_has_none_and_damage_is_no_error(run: RunDirectory, tmp_path:
     assert training_account(run.path, LEDGERS) is None
 
 
-def test_reader_leaves_nothing_beside_a_closed_journal(
+def test_reader_leaves_nothing_beside_a_closed_journal_and_counts_rollouts_from_before_a_restore(
     run: RunDirectory, journal: sqlite3.Connection
 ) -> None:
     fates(journal, trained=40)
     journal.close()
+    line = make_rollout(id="t-9", ledger=Ledger(sampled=1, trainable=1)).model_dump_json()
+    (run.path / "earlier.jsonl").write_text(f"{line}\n{{damaged\n")
     before = sorted(path.name for path in run.path.iterdir())
-    assert found(run).trained == 40
+    assert (found(run).trainable, found(run).trained) == (41, 40)
     assert sorted(path.name for path in run.path.iterdir()) == before

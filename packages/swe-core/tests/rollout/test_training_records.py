@@ -32,16 +32,9 @@ from swe_core.rollout.training_records import (
 
 def row(step: int, rollout: str, version: int | None = None, number: int = 0) -> TrainedRow:
     return TrainedRow(
-        step=step,
-        version=step if version is None else version,
-        rollout_id=rollout,
-        row=number,
-        advantage=0.5,
-        weight=1.0,
-        tokens=2,
-        logprobs=[-0.25, None],
-        clipped=0,
-    )
+        step=step, version=version or step, rollout_id=rollout, row=number, advantage=0.5, weight=1.0,
+        tokens=2, logprobs=[-0.25, None], clipped=0,
+    )  # fmt: skip
 
 
 def group(number: int, skipped: str | None = None) -> ClosedGroup:
@@ -69,13 +62,10 @@ def test_damaged_vocabulary_is_none(tmp_path: Path) -> None:
     assert read_vocabulary(tmp_path) is None
     write_vocabulary(tmp_path, TokenTable("t", [b"some", b"tokens"] * 99, {}))
     whole = (tmp_path / VOCABULARY_FILE).read_bytes()
-    for length in range(len(whole)):
-        (tmp_path / VOCABULARY_FILE).write_bytes(whole[:length])
-        assert read_vocabulary(tmp_path) is None
-    for place in range(10, len(whole)):
-        (tmp_path / VOCABULARY_FILE).write_bytes(
-            whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :]
-        )
+    cut = [whole[:length] for length in range(len(whole))]
+    changed = [whole[:n] + bytes([whole[n] ^ 0x55]) + whole[n + 1 :] for n in range(10, len(whole))]
+    for damaged in cut + changed:
+        (tmp_path / VOCABULARY_FILE).write_bytes(damaged)
         assert read_vocabulary(tmp_path) is None
     (tmp_path / VOCABULARY_FILE).unlink()
     (tmp_path / VOCABULARY_FILE).mkdir()
@@ -103,7 +93,11 @@ def test_rows_come_back_in_order(tmp_path: Path) -> None:
 
 
 def test_rows_of_lost_steps_are_left_out(tmp_path: Path) -> None:
-    """Killed in step 4, resumed after step 2 under version 5, and once more after step 3."""
+    """Killed in step 4, resumed after step 2 under version 5, and once more after step 3. Another kill came
+    after the lines of a step, before its checkpoint: no step in between goes back."""
+    (other := tmp_path / "other").mkdir()
+    write(other / TRAINED_FILE, row(1, "a"), row(2, "a"), row(2, "b"), row(2, "c", 3))
+    assert seen(read_trained(other)) == [(1, "a", 0), (2, "c", 0)]
     file = tmp_path / TRAINED_FILE
     write(file, *(row(step, name) for step in (1, 2, 3, 4) for name in "ab"))
     write(file, row(3, "b", 5), row(3, "c", 5), row(4, "d", 6))
@@ -115,14 +109,6 @@ def test_rows_of_lost_steps_are_left_out(tmp_path: Path) -> None:
     write(file, row(4, "a", 7))
     assert seen(read_trained(tmp_path))[-3:] == [(3, "b", 0), (3, "c", 0), (4, "a", 0)]
     assert read_trained(tmp_path, "d") == []
-
-
-def test_step_that_is_repeated_at_once_counts_once(tmp_path: Path) -> None:
-    """The kill came after its lines, before its checkpoint: no step in between goes back."""
-    file = tmp_path / TRAINED_FILE
-    write(file, row(1, "a"), row(2, "a"), row(2, "b"))
-    write(file, row(2, "c", 3))
-    assert seen(read_trained(tmp_path)) == [(1, "a", 0), (2, "c", 0)]
 
 
 def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
@@ -190,19 +176,12 @@ def test_lines_that_do_not_fit_leave_the_file_as_it_was(
     assert file.read_bytes() == before
 
 
-def evaluation(step: int, version: int, resolved: int = 1) -> Evaluation:
+def evaluation(step: int, version: int) -> Evaluation:
+    counts = {"rollouts": 3, "verdicts": 2, "resolved": 1, "errors": 1}
     return Evaluation(
-        step=step,
-        version=version,
-        oldest=version,
-        newest=version + 1,
-        rollouts=3,
-        verdicts=2,
-        resolved=resolved,
-        errors=1,
-        reward=resolved / 2,
+        step=step, version=version, oldest=version, newest=version + 1, **counts, reward=0.5,
         finished_at=datetime(2026, 1, 1, tzinfo=UTC),
-    )
+    )  # fmt: skip
 
 
 def test_evaluations_of_lost_weights_are_left_out(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def groups(draw: st.DrawFn) -> list[Member]:
         version = draw(st.integers(0, 9))
         sampled = any(map(any, masks)) or draw(st.booleans())
         made = member(f"r{number}", reward, *masks, version=version if sampled else None)
-        members.append(replace(made, overlong=draw(st.booleans())))
+        members.append(replace(made, overlong=draw(st.booleans()), attempt=9 - number))
     return members
 
 
@@ -94,6 +94,14 @@ def test_group_is_rows_or_a_reason(
         expected = [one for one in every if one[2].completion_mask.any()]
         assert got.skipped == (None if expected else "no_tokens")
     assert got.advantages == (baseline if expected else {})
+    line = closed_group(7, "task", members, got)
+    assert (line.group, line.task_id, line.skipped) == (7, "task", got.skipped)
+    for told, of in zip(line.members, members[::-1], strict=True):  # in the order of attempts
+        assert (told.rollout_id, told.overlong) == (of.rollout_id, of.overlong)
+        assert told.advantage == (baseline[of.rollout_id] if expected and of in used else None)
+        assert told.reward == given.get(of.rollout_id, of.reward)
+        why = "no_reward" if of not in scored else "overlong" if of not in whole else "stale"
+        assert told.left_out == (None if of in used else why)
     assert len(got.rows) == len(expected)
     for row, (owner, place, source) in zip(got.rows, expected, strict=True):
         name = owner.rollout_id
@@ -108,65 +116,24 @@ def test_group_is_rows_or_a_reason(
             np.testing.assert_array_equal(array, of)
 
 
-def test_line_of_a_group_says_what_became_of_each_attempt() -> None:
-    members = [
-        Member("silent", 3, 0.0, (), None, None),
-        Member("good", 0, 1.0, (chain([False]), chain([True], 5)), 5, 5),
-        Member("old", 1, 1.0, (chain([True], 1),), 1, 1),
-        Member("error", 2, None, (), None, None),
+def test_members_that_count_and_the_reason_of_a_group_that_is_skipped() -> None:
+    good, bad, silent = (
+        member(*of) for of in (("good", 1.0, [True]), ("bad", 0.0, [True]), ("no", 0.0, [False]))
+    )
+    old, cut = member("old", 1.0, [True], version=-1), replace(bad, overlong=True, reward=0.5)
+    cases: list[tuple[list[Member], str | None, list[str]]] = [
+        ([good, bad, old, replace(good, rollout_id="twin")], None, ["good", "bad", "twin"]),
+        ([good, silent], None, ["good"]),  # which counts for the baseline
+        ([good, replace(good, rollout_id="twin")], "no_spread", []),
+        ([silent, replace(silent, reward=1.0, rollout_id="too")], "no_tokens", []),
+        ([good, replace(cut, reward=1.0)], None, ["good", "bad"]),  # graded it has no spread
     ]
-    got = closed_group(7, "task", members, assessed(members, update=6, max_staleness=1))
-    good, bad = advantages([1.0, 0.0]).tolist()
-    line = {"advantage": None, "left_out": None, "overlong": False}
-    assert got.model_dump() == {
-        "group": 7,
-        "task_id": "task",
-        "members": (
-            {**line, "rollout_id": "good", "reward": 1.0, "advantage": pytest.approx(good)},
-            {**line, "rollout_id": "old", "reward": 1.0, "left_out": "stale"},
-            {**line, "rollout_id": "error", "reward": None, "left_out": "no_reward"},
-            {**line, "rollout_id": "silent", "reward": 0.0, "advantage": pytest.approx(bad)},
-        ),
-        "skipped": None,
-    }
-
-
-def cut(name: str, reward: float | None) -> Member:
-    return replace(member(name, reward, [True]), overlong=True)
-
-
-GOOD, BAD, SILENT = member("good", 1.0, [True]), member("bad", 0.0, [True]), member("silent", 0.0, [False])
-OLD, CUT = member("old", 1.0, [True], version=-1), cut("cut", 0.5)
-
-
-@pytest.mark.parametrize(
-    ("members", "overlong", "skipped", "rows"),
-    [
-        ([GOOD, SILENT], "grade", None, {"good": 1.0}),  # which counts for the baseline
-        ([GOOD, BAD, OLD], "grade", None, {"good": 1.0, "bad": 0.0}),  # as if cancelled
-        ([GOOD, BAD, CUT], "exclude", None, {"good": 1.0, "bad": 0.0}),
-        ([GOOD, BAD, CUT], "zero", None, {"good": 1.0, "bad": 0.0, "cut": 0.0}),
-        ([GOOD, cut("cut", 1.0)], "zero", None, {"good": 1.0, "cut": 0.0}),  # graded it has no spread
-        ([CUT, BAD], "exclude", "overlong", {}),
-        ([CUT, BAD, OLD], "exclude", "stale", {}),
-    ],
-)
-def test_members_that_count_and_the_reason_of_a_group_that_is_skipped(
-    members: list[Member], overlong: Any, skipped: str | None, rows: dict[str, float]
-) -> None:
-    got = assessed(members, max_staleness=9, overlong=overlong)
-    assert (got.skipped, {row.rollout_id: row.reward for row in got.rows}) == (skipped, rows)
-    assert not set(got.overlong) & set(got.stale)
-    line = closed_group(0, "task", members, got)
-    assert line.skipped == skipped
-    for one, of in zip(line.members, members, strict=True):
-        assert (one.rollout_id, one.overlong) == (of.rollout_id, of.overlong)
-        assert (one.advantage is None) == (skipped is not None or one.left_out is not None)
-        excluded = overlong == "exclude" and of.overlong
-        counted = None if of is not OLD else "stale"
-        assert one.left_out == ("no_reward" if of.reward is None else "overlong" if excluded else counted)
-        zeroed = overlong == "zero" and of.overlong
-        assert one.reward == (0.0 if zeroed else of.reward)
+    for members, skipped, rows in cases:
+        got = assessed(members, overlong="zero")
+        assert (got.skipped, [row.rollout_id for row in got.rows]) == (skipped, rows)
+        line = closed_group(0, "task", members, got)
+        assert [one.reward for one in line.members] == [0.0 if of.overlong else of.reward for of in members]
+        assert any(one.advantage is not None for one in line.members) == bool(rows)
 
 
 def test_equal_rewards_have_no_spread_whatever_they_are() -> None:

@@ -85,8 +85,8 @@ def content(thing: Member | Chain | Row) -> object:
 
 def assert_whole(group: ReadyGroup) -> None:
     """Its rows are exactly those of its members."""
-    rows = [content(row) for _, row in group.rows]
-    assert rows == [content(row) for row in assessed(members_of(group.id)).rows]
+    expected = assessed(members_of(group.id)).rows
+    assert [content(row) for _, row in group.rows] == [content(row) for row in expected]
 
 
 @contextlib.contextmanager
@@ -318,22 +318,17 @@ def test_full_disk(tmp_path: Path) -> None:
 # --- files that are no journal, or one that was damaged ---
 
 
-def other_database(path: Path) -> None:
-    sql(path, "CREATE TABLE notes (text)")
-
-
-def next_format(path: Path) -> None:
-    Journal(path).close()
-    sql(path, f"PRAGMA user_version = {FORMAT + 1}")
-
-
 @pytest.mark.parametrize(
     ("make", "error", "sentence"),
     [
         (lambda path: path.write_text("something else\n" * 99), SweError, "file is not a database"),
         (lambda path: path.mkdir(), SweError, "unable to open database file"),
-        (other_database, UsageError, "a database of another program"),
-        (next_format, UsageError, f"has format {FORMAT + 1}, and .* works with format {FORMAT}"),
+        (lambda path: sql(path, "CREATE TABLE notes (text)"), UsageError, "a database of another program"),
+        (
+            lambda path: (Journal(path).close(), sql(path, f"PRAGMA user_version = {FORMAT + 1}")),
+            UsageError,
+            f"has format {FORMAT + 1}, and .* works with format {FORMAT}",
+        ),
     ],
 )
 def test_another_file_is_refused_and_left_alone(path: Path, make, error, sentence: str) -> None:

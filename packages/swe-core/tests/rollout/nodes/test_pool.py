@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import anyio
 import pytest
@@ -19,6 +20,7 @@ from swe_core.api.rollout_request import Phase, RolloutRequest
 from swe_core.api.worker import FinishedRollout
 from swe_core.errors import SweError
 from swe_core.report.token_audit import audit
+from swe_core.rollout.nodes import node as node_module
 from swe_core.rollout.nodes.order import MAX_LOST
 from swe_core.rollout.nodes.pool import NodePool
 from swe_core.rollout.run_directory import FOLDERS, RunDirectory
@@ -45,7 +47,6 @@ class Driver:
     nodes: dict[str, SimulatedNode]
     committed: list[Rollout] = field(default_factory=list)
     seen: list[tuple[str, str]] = field(default_factory=list)
-    failing: Callable[[str], bool] = lambda rollout_id: False
     news: anyio.Event = field(default_factory=anyio.Event)
 
     def started(self, request: RolloutRequest) -> None:
@@ -74,8 +75,6 @@ class Driver:
     def commit(self, finished: FinishedRollout) -> None:
         """As a runner does."""
         rollout = finished.rollout
-        if self.failing(rollout.id):
-            raise OSError(28, "No space left on device")
         assert (self.run.path / FOLDERS / rollout.id).is_dir()
         self.run.append(rollout)
         self.committed.append(rollout)
@@ -162,21 +161,27 @@ async def test_node_that_had_an_image_gets_its_next_rollout(tmp_path: Path) -> N
     assert (len(with_a), len(with_b)) == (1, 1)
 
 
-async def test_rollout_of_a_crashed_node_runs_again_and_its_ids_are_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("gone", "says"), [(False, "the node one was lost"), (True, "it was taken away")])
+async def test_rollout_of_a_lost_node_runs_again_and_its_ids_are_lost(
+    tmp_path: Path, gone: bool, says: str
+) -> None:
     one, two = SimulatedNode("one", seconds=600), SimulatedNode("two", slots=1)
     async with driver(tmp_path, one, two) as made:
         await made.pool.joined(all_of_them=True)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(made.submit, "r")
             await made.until(lambda: ("r", "turn") in made.seen)
-            one.slots = 0
-            one.crash()
+            if gone:
+                one.gone = True
+                one._wake()
+            else:
+                one.slots = 0
+                one.crash()
         rollout = made.of("r")
         (lost,) = rollout.retried
-        assert (lost.failure.type, lost.failure.boundary, lost.folder, lost.turns) == (
-            NODE_LOST, "sandbox", None, 1,
-        )  # fmt: skip
-        assert lost.failure.message == "the node one was lost"
+        failure = lost.failure
+        assert (failure.type, failure.boundary, failure.message) == (NODE_LOST, "sandbox", says)
+        assert (lost.folder, lost.turns) == (None, 1)
         assert (rollout.ledger.sampled, rollout.ledger.trainable) == (6, 3)
         assert rollout.ledger.dropped == {"lost_node": 3}
         assert two.began == ["r"]
@@ -228,13 +233,19 @@ async def test_long_split_runs_rollouts_elsewhere_and_what_returns_counts_once(t
         made.accounted()
 
 
-async def test_rollout_that_cannot_be_committed_stays_on_its_node(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fails", ["unpack", "commit"])
+async def test_full_run_directory_ends_the_rollout_and_not_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def full(*arguments: object) -> Any:
+        raise OSError(28, "No space left on device")
+
     node = SimulatedNode("one")
     async with driver(tmp_path, node) as made:
-        made.failing = lambda rollout_id: True
-        with pytest.raises(OSError, match="No space left"):
-            await made.submit("r")
-        made.failing = lambda rollout_id: False
+        with monkeypatch.context() as patched:
+            patched.setattr(node_module if fails == "unpack" else made, fails, full)
+            with pytest.raises(OSError, match="No space left"):
+                await made.submit("r")
         await made.submit("other")
         await made.until(lambda: list(node.finished) == ["r"])
         await made.submit("r")
@@ -242,43 +253,10 @@ async def test_rollout_that_cannot_be_committed_stays_on_its_node(tmp_path: Path
         await made.until(made.acknowledged)
 
 
-async def test_full_run_directory_ends_the_rollout_and_not_the_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("why", ["stale", None])
+async def test_cancelled_and_interrupted_rollouts_are_committed_with_their_reason(
+    tmp_path: Path, why: str | None
 ) -> None:
-    node = SimulatedNode("one")
-
-    def full(*arguments: object) -> FinishedRollout:
-        raise OSError(28, "No space left on device")
-
-    async with driver(tmp_path, node) as made:
-        monkeypatch.setattr("swe_core.rollout.nodes.node.unpack", full)
-        with pytest.raises(OSError, match="No space left"):
-            await made.submit("r")
-        monkeypatch.undo()
-        await made.submit("r")
-        assert node.began == ["r"]
-
-
-async def test_cancelled_rollouts_are_committed_with_their_reason(tmp_path: Path) -> None:
-    node = SimulatedNode("one", slots=1, seconds=600)
-    async with driver(tmp_path, node) as made, anyio.create_task_group() as tasks:
-        tasks.start_soon(made.submit, "runs")
-        await made.until(lambda: "runs" in node._running)
-        tasks.start_soon(made.submit, "waits")
-        await made.until(lambda: ("waits", "started") in made.seen)
-        made.pool.cancel("waits", "stale")
-        made.pool.cancel("runs", "stale")
-        made.pool.cancel("runs", "later")
-        made.pool.cancel("unknown", "stale")
-        await made.until(lambda: len(made.committed) == 2)
-        assert {rollout.id: rollout.cancelled_as for rollout in made.committed} == {
-            "waits": "stale", "runs": "stale",
-        }  # fmt: skip
-        assert node.began == ["runs"]
-        made.accounted()
-
-
-async def test_interrupted_rollouts_are_committed_as_cancelled(tmp_path: Path) -> None:
     node = SimulatedNode("one", slots=1, seconds=600)
     async with driver(tmp_path, node) as made:
         async with anyio.create_task_group() as tasks:
@@ -286,10 +264,14 @@ async def test_interrupted_rollouts_are_committed_as_cancelled(tmp_path: Path) -
             await made.until(lambda: "runs" in node._running)
             tasks.start_soon(made.submit, "waits")
             await made.until(lambda: ("waits", "started") in made.seen)
-            tasks.cancel_scope.cancel()
-        assert {rollout.id: (rollout.outcome, rollout.cancelled_as) for rollout in made.committed} == {
-            "runs": ("cancelled", None), "waits": ("cancelled", None),
-        }  # fmt: skip
+            if why is None:
+                tasks.cancel_scope.cancel()
+            else:
+                for rollout_id, reason in (("waits", why), ("runs", why), ("runs", "later"), ("nobody", why)):
+                    made.pool.cancel(rollout_id, reason)
+        ended = {one.id: (one.outcome, one.cancelled_as) for one in made.committed}
+        assert ended == dict.fromkeys(("waits", "runs"), ("cancelled", why))
+        assert node.began == ["runs"]
         await made.until(made.acknowledged)
         made.accounted()
 
@@ -323,35 +305,41 @@ async def test_node_with_a_full_disk_gets_no_more_rollouts(tmp_path: Path) -> No
         assert [rollout.id for rollout in made.committed if rollout.id == "r3"] == []
 
 
-async def test_node_that_refuses_the_run_is_left_out(tmp_path: Path) -> None:
-    one, two = SimulatedNode("one"), SimulatedNode("two")
+async def test_node_that_refuses_the_run_or_fails_to_start_is_left_out(tmp_path: Path) -> None:
+    one, two, three = SimulatedNode("one"), SimulatedNode("two"), SimulatedNode("three")
     one.refusal = "it has swe-core 0.9, and the driver 1.0: install the same version"
-    async with driver(tmp_path, one, two) as made:
+
+    async def start() -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")  # a `fork` without memory
+
+    two.start = start  # type: ignore[method-assign]  # of this one only
+    async with driver(tmp_path, one, two, three) as made:
         await made.submit("r")
-        assert two.began == ["r"]
+        assert three.began == ["r"]
+        await made.until(lambda: made.pool.nodes["one"].out != "" != made.pool.nodes["two"].out)
 
 
-async def test_run_whose_nodes_all_refuse_it_does_not_start(tmp_path: Path) -> None:
-    one, two = SimulatedNode("one"), SimulatedNode("two")
+async def test_run_without_a_node_that_opens_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swe_core.rollout.nodes.pool.OPENING", 0.1)
+    one, two, silent = SimulatedNode("one"), SimulatedNode("two"), SimulatedNode("silent")
     one.refusal = two.refusal = "its clock is 3600 s ahead"
-    with pytest.raises(ExceptionGroup) as raised:
-        async with driver(tmp_path, one, two):
-            pytest.fail("it must not open")
-    (problem,) = raised.value.exceptions
-    assert "no node can run rollouts (one, two: its clock is 3600 s ahead)" in str(problem)
 
+    async def never(message: bytes) -> bytes:
+        await anyio.sleep_forever()
+        raise AssertionError
 
-async def test_rollouts_of_a_node_that_is_gone_run_elsewhere(tmp_path: Path) -> None:
-    one, two = SimulatedNode("one", slots=2, seconds=600), SimulatedNode("two", slots=1)
-    async with driver(tmp_path, one, two) as made:
-        await made.pool.joined(all_of_them=True)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(made.submit, "r")
-            await made.until(lambda: ("r", "turn") in made.seen)
-            one.gone = True
-            one._wake()
-        assert two.began == ["r"]
-        assert made.of("r").retried[0].failure.message == "it was taken away"
+    silent._on_begin = never  # type: ignore[method-assign]  # of this one only
+    for nodes, why in (
+        ([one, two], "one, two: its clock is 3600 s ahead"),
+        ([silent], "silent: it did not open within 0.1 s"),
+    ):
+        with pytest.raises(ExceptionGroup) as raised:
+            async with driver(tmp_path / why, *nodes):
+                pytest.fail("it must not open")
+        (problem,) = raised.value.exceptions
+        assert f"no node can run rollouts ({why})" in str(problem)
 
 
 async def test_run_waits_for_nodes_that_come_later(tmp_path: Path) -> None:
