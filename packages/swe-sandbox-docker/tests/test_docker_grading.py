@@ -24,12 +24,7 @@ RESULT = "printf '%s\\n' '=== short test summary info ===' '{} t'"
 
 @pytest.mark.parametrize(
     ("broken", "status"),
-    [
-        ("the shell", "PASSED"),
-        ("git", "PASSED"),
-        ("a file of the tests", "PASSED"),
-        ("the shell", "FAILED"),
-    ],
+    [("the shell", "PASSED"), ("git", "PASSED"), ("a file of the tests", "PASSED"), ("the shell", "FAILED")],
 )
 @pytest.mark.slow
 async def test_failure_is_caused_by_the_patch(

@@ -175,10 +175,7 @@ async def test_refused_connection_is_an_error() -> None:
         await _engine(url).check()
 
 
-@pytest.mark.parametrize(
-    ("fault", "stream"),
-    [("429", False), ("broken-stream-early", True)],
-)
+@pytest.mark.parametrize(("fault", "stream"), [("429", False), ("broken-stream-early", True)])
 async def test_transient_failure_is_retried(fault: Fault, stream: bool) -> None:
     async with (
         ScriptedProvider([say("at last")], faults=[fault, fault]) as provider,

@@ -58,10 +58,7 @@ def test_served_folder_keeps_its_promises(copy: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("interactive", "action"),
-    [
-        pytest.param("false", {"type": "run_agent"}, marks=pytest.mark.slow),
-        ("true", {"type": "submit"}),
-    ],
+    [pytest.param("false", {"type": "run_agent"}, marks=pytest.mark.slow), ("true", {"type": "submit"})],
 )
 @pytest.mark.slow
 def test_probe_of_the_manifest_is_rewarded_and_main_serves(

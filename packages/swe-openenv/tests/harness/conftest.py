@@ -23,7 +23,4 @@ def talking(tiny_model: Path) -> Iterator[list[str]]:
     encode = partial(tokenizer.encode, add_special_tokens=False)
     vllm = ScriptedVLLM(REPLIES, encode=encode, stop_id=tokenizer.eos_token_id, root=str(tiny_model))
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(vllm):
-        yield [
-            *("run.agent=talker", "run.engine=vllm", "run.model=scripted"),
-            f"run.engine_url={vllm.url}",
-        ]
+        yield [*("run.agent=talker", "run.engine=vllm", "run.model=scripted"), f"run.engine_url={vllm.url}"]
