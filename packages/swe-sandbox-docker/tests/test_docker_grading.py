@@ -38,7 +38,10 @@ async def test_failure_is_caused_by_the_patch(
     monkeypatch.setattr(grader, "HASH_TIMEOUT", 3.0)
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_it.py").write_text("x\n")
+    commit = "git init -q; git add -A; git -c user.name=a -c user.email=a@b commit -qm x; git rev-parse HEAD"
+    made = await anyio.run_process(["sh", "-euc", commit], cwd=tmp_path)
     task = make_task(
+        base_commit=made.stdout.decode().strip(),
         patch=f"--- /dev/null\n+++ b/run.sh\n@@ -0,0 +1 @@\n+{RESULT.format('PASSED')}\n",
         test_command=". ./run.sh; : tests/test_it.py",
         test_files=("tests/test_it.py",),
@@ -46,18 +49,9 @@ async def test_failure_is_caused_by_the_patch(
     does = f"{RESULT.format(status)}; {BREAKS[broken]}"
     patch = f"--- /dev/null\n+++ b/run.sh\n@@ -0,0 +1 @@\n+{does}\n"
     spec = SandboxSpec(image=docker_image, repository=tmp_path, network="none", memory_mb=512)
-    repo = await make_repository(tmp_path)
-    task = task.model_copy(update={"base_commit": repo})
     swe = next(iter(swe_graders())).create(SweGraderConfig())
     graded = await swe.grade(task, patch.encode(), provider, spec, 60)
     assert graded.grade.resolved is (broken == "a file of the tests" and status == "PASSED"), graded.grade
     if status == "PASSED" and not graded.grade.resolved:
         assert graded.grade.reason == "the files of the tests cannot be read again"
     assert (tmp_path / "tests" / "test_it.py").read_text() == "x\n"
-
-
-async def make_repository(path: Path) -> str:
-    """A commit of all files; its id."""
-    script = "git init -q; git add -A; git -c user.name=a -c user.email=a@b commit -qm x; git rev-parse HEAD"
-    done = await anyio.run_process(["sh", "-euc", script], cwd=path)
-    return done.stdout.decode().strip()

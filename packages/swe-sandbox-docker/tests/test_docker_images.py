@@ -9,29 +9,30 @@ import logging
 import os
 import re
 import tarfile
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
-import anyio.to_thread
 import docker
 import pytest
+from aiohttp import web
 
 from swe_core.api.sandbox import SandboxSpec
 from swe_core.errors import ImageNotFound, SandboxError
+from swe_core.system.http_server import serve
 from swe_sandbox_docker import images
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.provider import DockerProvider
+from swe_testing.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 _TYPE = "application/vnd.docker"
 
 
+@dataclass
 class Registry:
     """One image of one layer, 2 MB of noise without a shell. `name` is what to pull; `layers` counts who
     asked for the layer.
@@ -41,29 +42,10 @@ class Registry:
         stall: Never send the end of the layer.
     """
 
-    def __init__(self, pause: float = 0.0, stall: bool = False) -> None:
-        self.pause = pause
-        self.stopped = threading.Event()
-        self.stall = stall
-        self.layers = 0
-        layer = io.BytesIO()
-        with tarfile.open(fileobj=layer, mode="w") as archive:
-            file = tarfile.TarInfo("noise")
-            content = os.urandom(2_000_000)
-            file.size = len(content)
-            archive.addfile(file, io.BytesIO(content))
-        self.layer = layer.getvalue()
-        rootfs = {"type": "layers", "diff_ids": [digest(self.layer)]}
-        config = {"architecture": "amd64", "os": "linux", "config": {}, "rootfs": rootfs}
-        self.config = json.dumps(config).encode()
-        manifest = {
-            "schemaVersion": 2,
-            "mediaType": f"{_TYPE}.distribution.manifest.v2+json",
-            "config": described(self.config, f"{_TYPE}.container.image.v1+json"),
-            "layers": [described(self.layer, f"{_TYPE}.image.rootfs.diff.tar")],
-        }
-        self.manifest = json.dumps(manifest).encode()
-        self.host = ""
+    pause: float = 0.0
+    stall: bool = False
+    layers: int = 0
+    host: str = ""
 
     @property
     def name(self) -> str:
@@ -78,62 +60,48 @@ def described(data: bytes, media_type: str) -> dict[str, str | int]:
     return {"mediaType": media_type, "size": len(data), "digest": digest(data)}
 
 
-@contextmanager
-def serve(registry: Registry) -> Iterator[Registry]:
+@asynccontextmanager
+async def serving(registry: Registry) -> AsyncIterator[Registry]:
     """Serve until the end of the context. Docker takes a registry on loopback without TLS."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        file = tarfile.TarInfo("noise")
+        file.size = 2_000_000
+        archive.addfile(file, io.BytesIO(os.urandom(file.size)))
+    layer = packed.getvalue()
+    rootfs = {"type": "layers", "diff_ids": [digest(layer)]}
+    config = json.dumps({"architecture": "amd64", "os": "linux", "config": {}, "rootfs": rootfs}).encode()
+    kind = f"{_TYPE}.distribution.manifest.v2+json"
+    parts = {"config": described(config, f"{_TYPE}.container.image.v1+json")}
+    layers = [described(layer, f"{_TYPE}.image.rootfs.diff.tar")]
+    manifest = json.dumps({"schemaVersion": 2, "mediaType": kind, **parts, "layers": layers}).encode()
+    known = {"1": manifest, **{digest(body): body for body in (manifest, config, layer)}}
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    async def answer(asked: web.BaseRequest) -> web.StreamResponse:
+        if asked.path == "/v2/":
+            return web.json_response({})
+        body = known.get(asked.path.rpartition("/")[2]) if "/noise/" in asked.path else None
+        if body is None:
+            unknown = {"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}
+            return web.json_response({"errors": [unknown]}, status=404)
+        said = {"Content-Type": kind if body is manifest else "application/octet-stream"}
+        said |= {"Content-Length": str(len(body)), "Docker-Content-Digest": digest(body)}
+        response, step = web.StreamResponse(headers=said), 200_000
+        await response.prepare(asked)
+        if asked.method == "GET":
+            registry.layers += body is layer
+            stalls = registry.stall and body is layer
+            for at in range(0, len(body) - stalls * step, step):
+                await response.write(body[at : at + step])
+                await anyio.sleep(registry.pause)
+            if stalls:
+                await anyio.sleep_forever()
+        return response
 
-        def do_GET(self) -> None:
-            if self.path == "/v2/":
-                self.reply(b"{}", "application/json")
-            elif self.path == "/v2/noise/manifests/1" or self.path.endswith(digest(registry.manifest)):
-                self.reply(registry.manifest, f"{_TYPE}.distribution.manifest.v2+json")
-            elif self.path.endswith(digest(registry.config)):
-                self.reply(registry.config, "application/octet-stream")
-            elif self.path.endswith(digest(registry.layer)):
-                registry.layers += self.command == "GET"
-                self.reply(registry.layer, "application/octet-stream", slowly=True)
-            else:
-                body = {"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}
-                self.reply(json.dumps(body).encode(), "application/json", status=404)
-
-        do_HEAD = do_GET  # noqa: N815 (the base class's name)
-
-        def reply(self, body: bytes, kind: str, *, status: int = 200, slowly: bool = False) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            if kind.endswith("+json"):
-                self.send_header("Docker-Content-Digest", digest(body))
-            self.end_headers()
-            if self.command == "HEAD":
-                return
-            step = 200_000 if slowly else len(body)
-            try:
-                for at in range(0, len(body) - registry.stall * slowly * step, step):
-                    self.wfile.write(body[at : at + step])
-                    time.sleep(registry.pause * slowly)
-                if slowly and registry.stall:
-                    registry.stopped.wait()
-            except ConnectionError:
-                return  # the client has closed the connection
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    registry.host = f"127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    server = web.Server(answer, handler_cancellation=True)
+    async with serve(web.ServerRunner(server, shutdown_timeout=0.1)) as origin:
+        registry.host = origin.removeprefix("http://")
         yield registry
-    finally:
-        registry.stopped.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 async def opening(provider: DockerProvider, image: str | None) -> None:
@@ -214,7 +182,7 @@ async def test_pull_once_with_progress_for_all_who_wait(
             await opening(provider, image)
         problems.append(str(caught.value))
 
-    with serve(Registry(pause=0.1)) as registry:
+    async with serving(Registry(pause=0.1)) as registry:
         async with anyio.create_task_group() as tasks:
             for _ in range(4):
                 tasks.start_soon(one, registry.name)
@@ -228,7 +196,7 @@ async def test_pull_once_with_progress_for_all_who_wait(
 
 
 async def test_failed_pull_is_reported_to_all_and_retried_later(provider: DockerProvider) -> None:
-    with serve(Registry()) as registry:
+    async with serving(Registry()) as registry:
         name = f"{registry.host}/other:1"
         says = f"{name}' is not on this host and cannot be pulled: .*unknown"
 
@@ -246,12 +214,11 @@ async def test_failed_pull_is_reported_to_all_and_retried_later(provider: Docker
 async def test_cancelled_pull_ends_at_once_and_can_be_done_again(
     provider: DockerProvider, engine: docker.APIClient
 ) -> None:
-    with serve(Registry(stall=True)) as registry:
+    async with serving(Registry(stall=True)) as registry:
         with anyio.fail_after(60):  # the end of the layer never comes
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(opening, provider, registry.name)
-                while not registry.layers:  # noqa: ASYNC110 (it counts in another thread)
-                    await anyio.sleep(0.01)
+                await until(lambda: registry.layers)
                 tasks.cancel_scope.cancel()
         registry.stall = False
         with pytest.raises(SandboxError, match=r"its shell \(sh\) does not run"):

@@ -25,6 +25,8 @@ from swe_testing.registry import Registry, bare_layer, make_image, require, run_
 from swe_testing.sandbox.base import PATIENCE
 from swe_testing.waiting import until
 
+from ..repositories import slow_but
+
 OBSTACLE = bwrap.why_not(bwrap.find_bwrap())
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))]
 
@@ -98,11 +100,6 @@ def root_of(cache: Path) -> Path:
     return root
 
 
-def places(directory: Path, pattern: str) -> set[Path]:
-    """The files below a directory whose names match."""
-    return set(directory.rglob(pattern))
-
-
 def unfinished(cache: Path) -> list[Path]:
     """What is being pulled."""
     return [path for path in cache.glob("pulls/*") if path.is_dir()]
@@ -129,19 +126,15 @@ async def test_sandbox_of_an_image_is_like_a_container_of_it(
     provider: SandboxProvider, image: MakeImage
 ) -> None:
     """Its files, environment and user; HOME and workdir as in every sandbox; nothing of the host."""
-    made = image(
-        config=["--config.env=FOO=of=image", "--config.env=BOTH=image", "--config.env=HOME=/nowhere"]
-    )
+    made = image(config=[f"--config.env={one}" for one in ("FOO=of=image", "BOTH=image", "HOME=/nowhere")])
     spec = SandboxSpec(image=made, workdir="/not/there", env={"BOTH": "spec"}, disk_mb=64)
     async with provider.open(spec) as sandbox:
 
         async def run(*argv: str) -> str:
             return (await sandbox.exec(argv)).text
 
-        assert sorted((await run("env")).splitlines()) == [
-            "BOTH=spec", "FOO=of=image", f"HOME={HOME_DIR}",
-            f"PATH={bwrap.IMAGE_PATH}",
-        ]  # fmt: skip
+        expected = ["BOTH=spec", "FOO=of=image", f"HOME={HOME_DIR}", f"PATH={bwrap.IMAGE_PATH}"]
+        assert sorted((await run("env")).splitlines()) == expected
         assert await run("pwd") == "/not/there\n"
         assert await run("sh", "-c", "echo $(id -u) $(id -g)") == "0 0\n"
         there = {"bin", "dev", "etc", "not", "proc", "run", "testbed", "tmp"}
@@ -150,9 +143,8 @@ async def test_sandbox_of_an_image_is_like_a_container_of_it(
         status = await run("cat", "/proc/self/status")
         assert "CapEff:\t0000000000000000" in status
         assert "NoNewPrivs:\t1" in status
-        (root,) = [
-            line for line in (await run("cat", "/proc/self/mountinfo")).splitlines() if " / / " in line
-        ]
+        mounts = (await run("cat", "/proc/self/mountinfo")).splitlines()
+        (root,) = [line for line in mounts if " / / " in line]
         assert "nosuid,nodev" in root
         script = (
             "echo x >/new; rm /bin/vi; mkdir /bin/vi; echo y >/bin/vi/z; chmod 4755 /bin/busybox; cat /new"
@@ -164,21 +156,15 @@ async def test_sandbox_of_an_image_is_like_a_container_of_it(
     assert (await said(provider, made, "ls -l /bin/vi /new 2>&1 || true")).count("No such file") == 1
 
 
-@pytest.mark.parametrize(
-    ("user", "ids"),
-    [
-        ("worker:staff", "1234 50"),
-        *(
-            pytest.param(user, ids, marks=pytest.mark.slow)
-            for user, ids in (("", "0 0"), ("worker", "1234 1235"), ("77", "77 0"), (":staff", "0 50"))
-        ),
-    ],
-)
-async def test_user_is_the_image_s(provider: SandboxProvider, image: MakeImage, user: str, ids: str) -> None:
+USERS = {"": "0 0", "worker": "1234 1235", "worker:staff": "1234 50", "77": "77 0", ":staff": "0 50"}
+
+
+@pytest.mark.parametrize("user", slow_but(["worker:staff"], USERS))
+async def test_user_is_the_image_s(provider: SandboxProvider, image: MakeImage, user: str) -> None:
     """All files belong to it: without root there is one owner."""
     made = image(file("etc/passwd", PASSWD), file("etc/group", GROUP), config=[f"--config.user={user}"])
     script = "echo $(id -u) $(id -g) $(stat -c '%u %g' /bin/busybox) && touch /new"
-    assert await said(provider, made, script) == f"{ids} {ids}\n"
+    assert await said(provider, made, script) == f"{USERS[user]} {USERS[user]}\n"
 
 
 async def test_image_that_cannot_be_run_is_an_error(provider: SandboxProvider, image: MakeImage) -> None:
@@ -229,7 +215,8 @@ async def test_hostile_layer_stays_inside(
     )
     await said(provider, made, "true")
     assert os.listdir(outside) == []
-    assert places(tmp_path, "[abc]") == places(root_of(tmp_path / "images"), "[abc]")
+    found = {*tmp_path.rglob("[abc]")}  # noqa: ASYNC240 (a few files)
+    assert found == {*root_of(tmp_path / "images").rglob("[abc]")}
 
 
 async def test_shared_files_never_change(provider: SandboxProvider, image: MakeImage, tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ from swe_testing.sandbox.lifecycle import LifecycleTests
 from swe_testing.sandbox.network import NetworkTests, hello, serving
 from swe_testing.waiting import until
 
+from ..repositories import Repo
+
 pytestmark = pytest.mark.anyio
 OBSTACLE = bwrap.why_not(bwrap.find_bwrap())
 needs_namespaces = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
@@ -82,17 +84,6 @@ def own_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     return state.root()
-
-
-@pytest.fixture
-def git_repository(tmp_path: Path) -> Path:
-    """A repository with one commit."""
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "old").write_text("old\n")
-    (tmp_path / "link").symlink_to("package")
-    for argv in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a", "commit", "-qm1"]):
-        subprocess.run(["git", *argv], cwd=tmp_path, check=True)
-    return tmp_path
 
 
 class Local(SandboxSuite):
@@ -355,16 +346,17 @@ async def test_dead_sandbox_raises() -> None:
 
 @needs_namespaces
 @pytest.mark.parametrize("overlay", [True, False])
-async def test_repository_is_private_with_and_without_overlay(git_repository: Path, overlay: bool) -> None:
+async def test_repository_is_private_with_and_without_overlay(tmp_path: Path, overlay: bool) -> None:
     """Where the kernel has no overlay for us the repository is copied; git trusts it either way."""
-    spec = SPEC.model_copy(update={"repository": git_repository})
+    Repo(tmp_path).sh("mkdir package; echo old >package/old; ln -s package link; git add .; git commit -qm1")
+    spec = SPEC.model_copy(update={"repository": tmp_path})
     async with LocalProvider(overlay=overlay).open(spec) as sandbox:
         kind = (await sandbox.exec(["stat", "-f", "-c", "%T", "."])).text
         assert ("overlay" in kind) is overlay
         script = "cat link/old; rm -r package && mkdir package && echo new >package/new; git status -s"
         done = await sandbox.exec(["sh", "-c", script])
         assert (done.exit_code, done.stdout) == (0, b"old\n D package/old\n?? package/new\n"), done.stderr
-    assert (git_repository / "package" / "old").read_text() == "old\n"
+    assert (tmp_path / "package" / "old").read_text() == "old\n"
 
 
 @needs_namespaces
@@ -410,11 +402,6 @@ anyio.run(main)
 """
 
 
-def runs_on_host(mark: str) -> bool:
-    lines = [command(path.name) for path in Path("/proc").glob("[0-9]*")]
-    return any(mark.encode() in line and b"sleep" in line for line in lines)
-
-
 @pytest.mark.parametrize("mode", [pytest.param("isolated", marks=needs_namespaces), "unisolated"])
 @pytest.mark.slow
 async def test_sandbox_of_a_killed_host_is_reaped(own_root: Path, mode: str) -> None:
@@ -432,7 +419,8 @@ async def test_sandbox_of_a_killed_host_is_reaped(own_root: Path, mode: str) -> 
         host.kill()
         await host.wait()
     assert [(entry.id, entry.owner) for entry in await provider.list()] == [(os.listdir(own_root)[0], "gone")]
-    await until(lambda: not runs_on_host(mark))  # it is not a child of this process
+    sleep = mark.encode()  # which is not a child of this process
+    await until(lambda: not any(sleep in command(one.name) for one in Path("/proc").glob("[0-9]*")))
     groups = [group for found in state.kept() if found.owner == "gone" for group in found.cgroups]
     assert await provider.reap() == 1
     assert os.listdir(own_root) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -96,9 +95,7 @@ def test_failed_lost_and_auxiliary_calls_are_left_out() -> None:
 
 def test_conversation_has_the_tools_of_its_last_call() -> None:
     tools = [{"type": "function", "function": {"name": "bash"}}]
-    body = {"messages": [user("a")], "tools": tools}
-    known = {"started_at": datetime.now(UTC), "seconds": 0.0, "reply": said("b")}
-    (one,) = conversations([Turn.from_request(RequestDiff(), 0, body, **known)])
+    (one,) = conversations([make_turn(messages=[user("a")], params={"tools": tools}, reply=said("b"))])
     assert one.tools == tools
 
 

@@ -35,14 +35,8 @@ def python() -> Path:
 
 def read(python: Path, folder: Path) -> dict[str, Any]:
     """What Harbor finds in a folder."""
-    harbor = fetched("harbor", HARBOR, python)
-    ended = subprocess.run(
-        [python, READER, folder],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(harbor)},
-        timeout=120,
-    )
+    env = {**os.environ, "PYTHONPATH": str(fetched("harbor", HARBOR, python))}
+    ended = subprocess.run([python, READER, folder], capture_output=True, text=True, env=env, timeout=120)
     assert ended.returncode == 0, ended.stderr[-3000:]
     found: dict[str, Any] = json.loads(ended.stdout)
     assert found["invalid"] == {}

@@ -11,11 +11,12 @@ import pyarrow.parquet as pq
 
 from swe_core.api.engine import Usage
 from swe_core.api.grader import Grade
-from swe_core.api.records import Failure, Rollout, Turn
+from swe_core.api.records import Failure, Rollout
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.tokens.token_log import TokenLog
 from swe_testing.hf.repos import Repo
+from swe_testing.records import make_turn
 
 from ..token_turns import make_sampled
 
@@ -63,14 +64,12 @@ def add(
     result = {"role": "tool", "tool_call_id": "c1", "content": "a.py"}
     tools = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
     one = make_sampled([1, 2, 3], [4, 5], None)
-    params = {"model": "m"}
-    begin = {"kept": 0, "messages": [asked], "params": {**params, "tools": tools}, "reply": first}
-    done = {"role": "assistant", "content": "Done."}
-    end = {"kept": 1, "messages": [first, result], "params": params, "reply": done}
+    begin = {"messages": [asked], "params": {"tools": tools}, "reply": first}
+    end = {"kept": 1, "messages": [first, result], "reply": {"role": "assistant", "content": "Done."}}
     turns = [(one, begin), (make_sampled([6], [7, 8, 9], one), end)]
     for index, (ids, fields) in enumerate(turns):
         kept = book.add(index, ids) if tokens else None
-        folder.add_turn(Turn(index=index, started_at=START, seconds=0.1, tokens=kept, **fields))
+        folder.add_turn(make_turn(index, started_at=START, seconds=0.1, tokens=kept, **fields))
     if patch is not None:
         folder.put_patch(patch)
     folder.close()

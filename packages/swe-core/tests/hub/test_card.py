@@ -48,6 +48,8 @@ def test_card_has_no_local_path(tmp_path: Path) -> None:
 
 def test_card_keeps_text_of_the_owner(tmp_path: Path) -> None:
     run = pushed(tmp_path)
+    for mine in ("# Mine\n", f"# Mine\n{BEGIN}\n"):  # a README without our marks
+        assert card("owner/rows", [run], mine) is None
     first = text_of(run)
     theirs = first.replace("tags:", "license: mit\ntags:").replace("None is stated.", "MIT, with thanks.")
     again = text_of(run.with_shard([rollout("c-0")]), theirs)
@@ -55,9 +57,3 @@ def test_card_keeps_text_of_the_owner(tmp_path: Path) -> None:
     assert "MIT, with thanks." in again
     assert "4 rollouts of 3 tasks" in again
     assert again.count(BEGIN) == again.count(END) == 1
-
-
-def test_card_does_not_replace_unmarked_readme(tmp_path: Path) -> None:
-    run = pushed(tmp_path)
-    assert card("owner/rows", [run], "# Mine\n") is None
-    assert card("owner/rows", [run], f"# Mine\n{BEGIN}\n") is None

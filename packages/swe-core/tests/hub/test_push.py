@@ -57,7 +57,7 @@ def refused(run: RunDirectory, to: str = TO, **options: object) -> str:
     return str(caught.value)
 
 
-def test_run_is_pushed_once(hf: LocalHF, run: RunDirectory) -> None:
+def test_runs_are_pushed_once(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     done = push_run(run, PushOptions(to=TO))
     assert (done.new, done.finished, done.url) == (3, 3, f"{hf.origin}/datasets/{TO}")
     assert repo(hf).private
@@ -69,6 +69,11 @@ def test_run_is_pushed_once(hf: LocalHF, run: RunDirectory) -> None:
     assert push_run(run, PushOptions(to=TO)).new == 1
     assert ids_of(repo(hf)) == ["t-0", "t-1", "t-2", "t-3"]
     assert len([name for name in repo(hf).files if name.startswith("data/")]) == 2
+    other = new_run(tmp_path / "other")
+    add(other, rollout("t-0"))
+    push_run(other, PushOptions(to=TO))
+    assert len({row["run"] for row in rows_of(repo(hf))}) == 2
+    assert "5 rollouts of 1 task" in repo(hf).files["README.md"].decode()
 
 
 def test_shards_have_a_bounded_size(hf: LocalHF, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,15 +103,6 @@ def test_repeated_rollout_is_a_row_of_its_own(hf: LocalHF, tmp_path: Path) -> No
     assert found == [("t-0", "error"), ("t-0", "resolved"), ("t-1", "resolved"), ("t-2", "cancelled")]
 
 
-def test_several_runs_share_a_data_set(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
-    other = new_run(tmp_path / "other")
-    add(other, rollout("t-0"))
-    push_run(run, PushOptions(to=TO))
-    push_run(other, PushOptions(to=TO))
-    assert len({row["run"] for row in rows_of(repo(hf))}) == 2
-    assert "4 rollouts of 1 task" in repo(hf).files["README.md"].decode()
-
-
 def test_concurrent_commit_of_others_is_kept(hf: LocalHF, run: RunDirectory) -> None:
     """The second of two concurrent pushes is rejected, reads again, and loses nothing."""
     push_run(run, PushOptions(to=TO))
@@ -129,11 +125,9 @@ def test_concurrent_commit_of_others_is_kept(hf: LocalHF, run: RunDirectory) -> 
     assert ids_of(repo(hf)) == ["t-0", "t-1", "t-2", "t-3"]
 
 
-@pytest.mark.parametrize(
-    ("route", "status"), [("hub.create", 502), ("hub.preupload", 502), ("hub.commit", 429)]
-)
-def test_single_hub_failure_is_retried(hf: LocalHF, run: RunDirectory, route: str, status: int) -> None:
-    hf.faults.plan(route, status)
+def test_single_hub_failure_of_each_route_is_retried(hf: LocalHF, run: RunDirectory) -> None:
+    for route, status in (("hub.create", 502), ("hub.preupload", 502), ("hub.commit", 429)):
+        hf.faults.plan(route, status)
     assert push_run(run, PushOptions(to=TO)).new == 3
     assert ids_of(repo(hf)) == ["t-0", "t-1", "t-2"]
 
@@ -187,9 +181,8 @@ def test_private_run_is_not_pushed_to_public_data_set(hf: LocalHF, run: RunDirec
 
 def test_push_command_pushes_and_reports(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
     done = call(str(run.path), "--to", TO)
-    assert done.output == (
-        f"pushed 3 of 3 finished rollouts, 0 were already there: {hf.origin}/datasets/{TO}\n"
-    )
+    said = f"pushed 3 of 3 finished rollouts, 0 were already there: {hf.origin}/datasets/{TO}\n"
+    assert done.output == said
     named = new_run(tmp_path / "named", push={"to": "tester/other", "private": False})
     add(named, rollout("t-0"))
     assert "pushed 1 of 1 finished rollout, " in call(str(named.path)).output

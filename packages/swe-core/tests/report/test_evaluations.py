@@ -78,16 +78,13 @@ def test_page_has_a_curve_over_the_steps_of_the_evaluated_weights(run: RunDirect
     assert '"x": [0, 10]' in text or '"x":[0,10]' in text
 
 
-def test_lists_of_runs_count_the_training_alone(run: RunDirectory) -> None:
+def test_lists_of_runs_and_cards_count_them_apart(run: RunDirectory) -> None:
     line = summary_of(run)
     assert (line.finished, line.resolved, line.errors) == (3, 0, 0)
     heads = Heads(run.path)
     heads.refresh()
     shown = RunLine.of(heads.all())
     assert (shown.tasks, shown.finished, shown.outcomes) == (1, 3, {"unresolved": 3})
-
-
-def test_card_of_a_data_set_counts_them_apart(run: RunDirectory) -> None:
     pushed = PushedRun.of(run).with_shard(run.rollouts())
     text = card("me/rollouts", [pushed], None)
     assert text is not None

@@ -126,17 +126,12 @@ def test_unittest_log_has_each_failure_with_its_place(suite: Path) -> None:
     assert failure.lines[-1].startswith("?")
 
 
-def test_names_of_a_unittest_mean_the_same() -> None:
-    for name in (
-        "test_lists (test_suite.Old)",
-        "test_lists (test_suite.Old.test_lists)",
-        "test_suite.Old.test_lists",
-    ):
-        failure = TestFailure("test_suite.Old.test_lists", "f.py", 1)
+def test_names_of_a_test_mean_the_same() -> None:
+    """A name without its file, too, where it is unique."""
+    whole = "test_suite.Old.test_lists"
+    failure = TestFailure(whole, "f.py", 1)
+    for name in (whole, f"test_lists ({whole})", "test_lists (test_suite.Old)"):
         assert by_test([failure], [name, "other"]) == {name: failure}
-
-
-def test_name_without_its_file_is_found_where_it_is_unique() -> None:
     one, other = TestFailure("a.py::C::test[x]", "a.py"), TestFailure("b.py::D::test", "b.py")
     assert by_test([one, other], ["C.test[x]", "D.test"]) == {"C.test[x]": one, "D.test": other}
     twice = [TestFailure("a.py::test", "a.py"), TestFailure("b.py::test", "b.py")]

@@ -89,13 +89,8 @@ def test_csv_is_harmless(run: RunDirectory) -> None:
 
 def test_csv_formulas_become_text() -> None:
     signs = [f"{sign}cmd|' /C calc'!A0" for sign in "=+-@＝＋－＠"]
-    cells = {
-        "\t=1+1": "'=1+1",
-        "\r\n =1+1": "'=1+1",
-        "\x1b[1m=1+1": "'=1+1",
-        "a=b, -1 and @me": "a=b, -1 and @me",
-    }
-    cells |= {one: f"'{one}" for one in signs}
+    cells = dict.fromkeys(("\t=1+1", "\r\n =1+1", "\x1b[1m=1+1"), "'=1+1")
+    cells |= {"a=b, -1 and @me": "a=b, -1 and @me", **{one: f"'{one}" for one in signs}}
     rows = csv.DictReader(io.StringIO(table([make_rollout("t", model=one) for one in cells]), newline=""))
     assert [row["model"] for row in rows] == list(cells.values())
 

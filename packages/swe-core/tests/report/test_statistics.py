@@ -99,28 +99,18 @@ def test_estimates_choose_k() -> None:
     ]  # fmt: skip
 
 
-def of_table(
-    both: int, first_only: int, second_only: int, neither: int
-) -> list[tuple[TaskResult, TaskResult]]:
-    """Pairs of one attempt each: resolved by both runs, by one of them, by none."""
-    cells = [((1, 1), both), ((1, 0), first_only), ((0, 1), second_only), ((0, 0), neither)]
-    return [(task(1, one), task(1, two)) for (one, two), number in cells for _ in range(number)]
-
-
 def test_paired_difference_is_newcombes_method_10() -> None:
     """Airway hyper-responsiveness before and after a transplantation (Bentur et al. 2009), as Fagerland,
     Lydersen and Laake give it in "Recommended tests and confidence intervals for paired binomial
     proportions", Statistics in Medicine 33 (2014).
     """
-    found = paired_difference(of_table(1, 1, 7, 12))
+    assert paired_difference([]) is None
+    cells = (((1, 1), 1), ((1, 0), 1), ((0, 1), 7), ((0, 0), 12))  # resolved by both, by one, by none
+    found = paired_difference([(task(1, one), task(1, two)) for (one, two), n in cells for _ in range(n)])
     assert found is not None
     assert (found.value, found.low, found.high) == pytest.approx((0.286, 0.026, 0.507), abs=5e-4)
     assert (found.tasks, found.better, found.worse) == (21, 7, 1)
     assert (found.first, found.second) == pytest.approx((2 / 21, 8 / 21))
-
-
-def test_paired_difference_needs_pairs() -> None:
-    assert paired_difference([]) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=40))

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from swe_core.api.sandbox import ASSETS_DIR, Asset, Sandbox, SandboxProvider, SandboxSpec
-from swe_core.builtin import local
 from swe_core.builtin.local import bwrap
 from swe_core.builtin.swe.graded_tree import References, prepare_tree
 from swe_core.sandboxing.kill_tree import KILL_TREE
@@ -55,12 +54,6 @@ def spec(tmp_path: Path) -> SandboxSpec:
         assets=(Asset(name="tools", path=tools, digest="1"),),
         env={"PATH": f"{ASSETS_DIR}/tools"},
     )
-
-
-@pytest.fixture
-def provider() -> SandboxProvider:
-    component = next(iter(local.swe_sandboxes()))
-    return component.create(component.config())
 
 
 @pytest.fixture

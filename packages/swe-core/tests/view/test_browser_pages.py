@@ -39,10 +39,8 @@ def test_running_rollout_grows_in_place(page: Page, shown: Shown, tmp_path: Path
     with locked(run.path):
         page.goto(f"{shown(Site([run.path]))}/{RUNNING}")
         expect(page.locator("#now")).to_contain_text("4 turns so far")
-        page.evaluate(
-            "for (const one of document.querySelectorAll('.call')) one.open = true; scrollTo(0, 200)"
-        )
-        page.evaluate("document.querySelector('#turn-1').dataset.mine = 'kept'")
+        page.evaluate("for (const one of document.querySelectorAll('.call')) one.open = true")
+        page.evaluate("scrollTo(0, 200); document.querySelector('#turn-1').dataset.mine = 'kept'")
         page.evaluate("getSelection().selectAllChildren(document.querySelector('#turn-1 .reply'))")
         expect(page.locator("#turn-3 .call")).to_contain_text("no result")
         folder.add_turn(turn(4))
@@ -65,11 +63,17 @@ def test_running_rollout_grows_in_place(page: Page, shown: Shown, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_link_into_the_test_log_unfolds_it(page: Page, shown: Shown, training: Path) -> None:
+def test_rollouts_are_walked_by_links_and_keys(page: Page, shown: Shown, training: Path) -> None:
     page.goto(f"{shown(Site([training]))}/run/train/rollout/moto-7365-g0-1/")
     expect(page.locator("#test-log pre")).to_be_hidden()
     page.get_by_role("link", name="in the test log").first.click()
     expect(page.locator("#test-log .failing").first).to_be_in_viewport()
+    page.get_by_role("link", name="attempt 2").click()
+    page.wait_for_url("**/moto-7365-g0-2/")
+    for letter, url in zip("logr", ("ledger/", "moto-7365-g0-2/", "group/g0/", "run/train/"), strict=True):
+        page.keyboard.press("g")
+        page.keyboard.press(letter)
+        page.wait_for_url(f"**/{url}")
 
 
 @pytest.mark.slow
@@ -79,25 +83,7 @@ def test_place_of_a_search_is_unfolded_and_marked(page: Page, shown: Shown, trai
     page.keyboard.press("Enter")
     page.locator(".hits .snippet a").first.click()
     expect(page.locator(".turn:target .call[open]")).to_contain_text("sed -n 10,19p")
-    assert (
-        page.evaluate("CSS.highlights.get('found').size") == 2
-    )  # in the title of the call, and in its arguments
-
-
-@pytest.mark.slow
-def test_attempts_are_walked_and_pages_have_keys(page: Page, shown: Shown, training: Path) -> None:
-    page.goto(f"{shown(Site([training]))}/run/train/rollout/moto-7365-g0-1/")
-    page.get_by_role("link", name="attempt 2").click()
-    page.wait_for_url("**/moto-7365-g0-2/")
-    for letter, url in (
-        ("l", "**/ledger/"),
-        ("o", "**/moto-7365-g0-2/"),
-        ("g", "**/group/g0/"),
-        ("r", "**/run/train/"),
-    ):
-        page.keyboard.press("g")
-        page.keyboard.press(letter)
-        page.wait_for_url(url)
+    assert page.evaluate("CSS.highlights.get('found').size") == 2  # in the call's title and its arguments
 
 
 @pytest.mark.slow
@@ -121,7 +107,7 @@ def test_two_runs_are_compared_from_the_list(
 
 
 @pytest.mark.slow
-def test_chart_is_drawn_from_its_data(page: Page, shown: Shown, training: Path) -> None:
+def test_run_has_charts_and_a_filter_that_lives_in_the_url(page: Page, shown: Shown, training: Path) -> None:
     page.goto(f"{shown(Site([training]))}/run/train/")
     figure = page.locator("figure", has=page.get_by_role("heading", name="loss", exact=True))
     drawn = figure.locator("path.line").get_attribute("d") or ""
@@ -131,11 +117,6 @@ def test_chart_is_drawn_from_its_data(page: Page, shown: Shown, training: Path) 
     assert places[1][0] - places[0][0] == pytest.approx(places[2][0] - places[1][0])
     figure.locator("svg").hover()
     expect(figure.locator(".read")).to_contain_text(":")
-
-
-@pytest.mark.slow
-def test_filter_hides_rows_and_lives_in_the_url(page: Page, shown: Shown, training: Path) -> None:
-    page.goto(f"{shown(Site([training]))}/run/train/")
     expect(page.locator(".row:visible")).to_have_count(4)
     page.keyboard.press("/")
     page.keyboard.type("dask")

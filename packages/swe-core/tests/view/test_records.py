@@ -99,15 +99,9 @@ def test_rows_and_groups_are_read_as_they_grow(tmp_path: Path) -> None:
 def test_rows_of_lost_weights_are_left_out(tmp_path: Path) -> None:
     row = {"version": 1, "rollout_id": "t-g0-0", "row": 0, "advantage": 1.0, "weight": 1.0, "tokens": 3,
            "logprobs": [-1.0, None, -0.5], "clipped": 0}  # fmt: skip
-    lines = [
-        {"step": step, **row, "version": version}
-        for step, version in ((1, 1), (2, 2), (3, 3), (2, 4), (2, 4))
-    ]
-    (tmp_path / "trained.jsonl").write_bytes(
-        b"".join(orjson.dumps(line) + b"\n" for line in lines[:2])
-        + b"damaged\n"
-        + b"".join(orjson.dumps(line) + b"\n" for line in lines[2:])
-    )
+    steps = ((1, 1), (2, 2), (3, 3), (2, 4), (2, 4))
+    lines = [orjson.dumps({**row, "step": step, "version": version}) for step, version in steps]
+    (tmp_path / "trained.jsonl").write_bytes(b"\n".join([*lines[:2], b"damaged", *lines[2:], b""]))
     training = Training(tmp_path)
     training.refresh()
     assert [(one.step, one.version) for one in training.rows] == [(1, 1), (2, 4), (2, 4)]

@@ -42,17 +42,11 @@ def test_search_finds_places_in_any_case(site: Site) -> None:
         (run, rollout) for run in ("one", "two") for rollout in ("t-1", "t-2", "t-0")
     ]
     first, events = results.found[0], results.found[1]
-    assert [(hit.anchor, hit.what) for hit in first.hits] == [
-        ("turn-0", "turn 0, user"),
-        ("turn-0", "turn 0, calls bash"),
-        ("patch", "patch"),
-    ]
+    hits = [("turn-0", "turn 0, user"), ("turn-0", "turn 0, calls bash"), ("patch", "patch")]
+    assert [(hit.anchor, hit.what) for hit in first.hits] == hits
     assert (first.hits[0].before, first.hits[0].match) == ("Find one 1. ⏎ It is a ", "NEEDLE")
     assert [hit.anchor for hit in events.hits] == ["event-0", "patch"]
     assert (results.searched, results.left, results.unreadable) == (6, 0, 0)
-
-
-def test_parts_and_run_are_selected(site: Site) -> None:
     found = search(site, "needle", ["patch"], "two").found
     assert {one.run for one in found} == {"two"}
     assert {hit.anchor for one in found for hit in one.hits} == {"patch"}
@@ -74,12 +68,10 @@ def test_search_goes_on_where_it_stopped(site: Site, monkeypatch: pytest.MonkeyP
     assert second.searched == 5
     monkeypatch.setattr(searching, "MAX_ROLLOUTS", 2)
     assert search(site, "needle", PARTS, None).place == 2
-
-
-def test_damaged_rollout_is_counted(site: Site) -> None:
+    monkeypatch.undo()
     file = site.runs["one"].path / "rollouts" / "t-1" / "turns.jsonl"
     file.write_bytes(b'{"needle": 1}\n')
-    results = search(site, "needle", PARTS, None)
+    results = search(site, "needle", PARTS, None)  # a damaged rollout is counted
     assert results.unreadable == 1
     assert len(results.found) == 5
 
@@ -90,14 +82,8 @@ def test_page_has_links_to_the_places(site: Site) -> None:
     assert "<mark>NEEDLE</mark>" in page
     assert "6 rollouts have it, of 6 searched rollouts." in words(page)
     assert 'value="&lt;b&gt;"' in html(site, "search", q="<b>")
-
-
-def test_page_without_a_query_asks_for_one(site: Site) -> None:
     for query in ({}, {"q": " "}, {"from": "x"}, {"q": "", "in": "odd"}):
         assert "Upper and lower case are the same." in html(site, "search", **query)
-
-
-def test_odd_place_begins_anew_or_ends(site: Site) -> None:
     for place in ("-1", "1e9", "99999999999999999999"):
         assert "searched rollout" in html(site, "search", q="needle", **{"from": place})
 
@@ -109,9 +95,8 @@ def test_index_has_all_texts_within_its_limits(
     assert (tmp_path / "shards.js").read_text() == "searchShards(1, 0);\n"
     text = (tmp_path / "0.js").read_bytes()
     texts = orjson.loads(text.removeprefix(b"searchShard(").removesuffix(b");\n"))
-    assert ["../run/one/rollout/t-1/index.html#patch", "one", "t-1", "patch", "patch"] in [
-        one[:5] for one in texts
-    ]
+    link = "../run/one/rollout/t-1/index.html#patch"
+    assert [link, "one", "t-1", "patch", "patch"] in [one[:5] for one in texts]
     monkeypatch.setattr(searching, "SHARD", 1)
     monkeypatch.setattr(searching, "MAX_SHARDS", 2)
     write_index(site, tmp_path)

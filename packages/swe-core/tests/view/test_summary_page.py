@@ -82,11 +82,8 @@ class Run:
     def rollouts(self, *rollouts: Mapping[str, Any]) -> None:
         lines = []
         for number, given_fields in enumerate(rollouts):
-            fields: dict[str, Any] = {
-                "seconds": 10.0,
-                "started_at": self.directory.info.created_at + timedelta(seconds=number),
-                **given_fields,
-            }
+            start = self.directory.info.created_at + timedelta(seconds=number)
+            fields: dict[str, Any] = {"seconds": 10.0, "started_at": start, **given_fields}
             rollout = make_rollout(fields.pop("task_id", f"task-{number}"), **fields)
             lines.append(rollout.model_dump_json() + "\n")
         (self.directory.path / "rollouts.jsonl").write_text("".join(lines))
@@ -197,10 +194,8 @@ def test_curves_over_rollouts_match_the_data(run: Run) -> None:
     last_five = [fmean(turns[max(0, end - 5) : end]) for end in range(1, 8)]
     assert points(figure(page, "Turns")) == (pytest.approx(seconds), pytest.approx(last_five))
     rate = [1, 1 / 2, 1 / 3, 2 / 4, 3 / 5, 3 / 5]
-    assert points(figure(page, "Resolved rate")) == (
-        pytest.approx([10, 30, 40, 50, 60, 70]),
-        pytest.approx(rate),
-    )
+    found = points(figure(page, "Resolved rate"))
+    assert found == (pytest.approx([10, 30, 40, 50, 60, 70]), pytest.approx(rate))
     assert "Overall mean: 66.7%" in text_of(figure(page, "Resolved rate"))
     legend = [line["label"] for line in drawn(figure(page, "Outcomes"))["lines"]]
     assert legend == ["resolved", "unresolved", "error"]
@@ -323,12 +318,8 @@ def test_metrics_of_lost_steps_are_left_out(run: Run) -> None:
 def test_page_of_a_big_run_is_bounded(run: Run) -> None:
     message = "x" * 5000
     failure = Failure(boundary="sandbox", type="SandboxDied", message=message)
-    run.rollouts(
-        *(
-            {"outcome": "error", "failure": failure} if number % 3 else {"turns": number}
-            for number in range(5000)
-        )
-    )
+    failed = {"outcome": "error", "failure": failure}
+    run.rollouts(*(failed if number % 3 else {"turns": number} for number in range(5000)))
     names = [f"part/{number:03}" for number in range(MAX_METRICS + 7)]
     run.metrics(*((step, dict.fromkeys(names, step % 17 + 0.5)) for step in range(1000)))
     page = run.read()
@@ -344,16 +335,14 @@ def test_page_of_a_big_run_is_bounded(run: Run) -> None:
     assert "one in 13" in text_of(figure(page, "Turns"))
 
 
-def test_page_is_replaced_atomically(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_is_replaced_atomically_or_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.page.write_text("before")
     monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError(28, "No space left on device")))
     done = run.report()
     assert "No space left on device" in str(done.exception)
     assert run.page.read_text() == "before"
     assert {path.name for path in run.page.parent.iterdir()} == {"page.html", "run"}
-
-
-def test_unwritable_page_is_an_error(run: Run) -> None:
+    monkeypatch.undo()
     for where in ("missing/page.html", "run", "/dev/null"):
         run.page = run.page.parent / where
         done = run.report()

@@ -14,13 +14,12 @@ from swe_core.api.records import Failure, Retried
 from swe_core.errors import UsageError
 from swe_core.rollout.run_directory import FOLDERS, ROLLOUTS_FILE, TURNS_FILE
 from swe_core.view.message_data import message_data, shown_message
-from swe_core.view.render import Links, render
-from swe_core.view.routes import page_at
 from swe_core.view.site import NotShown, ShownRun, Site
 from swe_core.view.token_data import reason_sentence, token_data, tries_of
 from swe_testing.records import make_run, make_turn
 from swe_testing.sample_runs import WordTokenizer, add_sample, sample_training
 
+from .html import html
 from .odd_rollout import NAME, add_odd
 
 COMPACTION, DRIFT, TITLE, UNDELIVERED = (f"moto-7365-g0-{attempt}" for attempt in range(4))
@@ -64,6 +63,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> ShownRun:
 
 @pytest.mark.parametrize("name", ["run", "odd"])
 def test_rows_are_those_of_a_trainer(name: str, request: pytest.FixtureRequest) -> None:
+    """And each sampled token is trained or dropped once."""
     run: ShownRun = request.getfixturevalue(name)
     for head in run.heads.all():
         data, chains = data_of(run, head.id), run.directory.chains(head.id)
@@ -87,32 +87,21 @@ def test_rows_are_those_of_a_trainer(name: str, request: pytest.FixtureRequest) 
             assert mask == chain.completion_mask.tolist()
             assert np.allclose(logprobs, chain.old_log_probs, atol=1e-4)
             assert versions == chain.versions.tolist()
-
-
-@pytest.mark.parametrize("name", ["run", "odd"])
-def test_each_sampled_token_is_trained_or_dropped_once(name: str, request: pytest.FixtureRequest) -> None:
-    run: ShownRun = request.getfixturevalue(name)
-    for head in run.heads.all():
-        data = data_of(run, head.id)
         trained: Counter[int] = Counter(
             place for row in data["rows"] for place, is_trained in row["parts"] if is_trained
         )
         shown = {place for row in data["rows"] for place, _ in row["parts"]}
-        kept = 0
-        dropped: Counter[str] = Counter()
+        counted: Counter[str | None] = Counter()
         for place, turn in enumerate(data["turns"]):
             assert place in shown
             assert trained[place] == (turn["dropped"] is None)
             for logprob in turn["logprobs"]:
                 unknown = "no_logprobs" if np.isnan(logprob) else None
                 reason = turn["dropped"] or unknown or data["tries"][0]["no_reward"]
-                if reason is None:
-                    kept += 1
-                else:
-                    dropped[reason] += 1
-                    assert data["reasons"][reason]
+                counted[reason] += 1
+                assert reason is None or data["reasons"][reason]
         assert head.ledger is not None
-        assert (kept, dict(dropped)) == (head.ledger.trainable, dict(head.ledger.dropped))
+        assert (counted.pop(None, 0), counted) == (head.ledger.trainable, head.ledger.dropped)
 
 
 def test_rows_of_branches_sub_agents_and_forks(odd: ShownRun) -> None:
@@ -172,7 +161,7 @@ def test_rollout_without_tokens_says_so(tmp_path: Path) -> None:
     (made.path / FOLDERS / DRIFT / TURNS_FILE).unlink()
     for page in ("tokens", "chains"):
         with pytest.raises(NotShown, match="has no tokens: only an engine that owns them"):
-            page_at(Site([made.path]), ("run", "train", "rollout", DRIFT, page), {})
+            html(Site([made.path]), "run", "train", "rollout", DRIFT, page)
 
 
 def test_missing_numpy_is_a_sentence(run: ShownRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,9 +183,6 @@ def test_message_is_text_with_its_calls_and_other_fields() -> None:
     said = [{"type": "text", "text": "So:"}]
     message = {"role": "assistant", "content": said, "tool_calls": [call], "name": 3}
     assert shown_message(message)[:3] == ("assistant", 'So:\n[calls] bash {"command":"ls"}\n[name] 3', 0)
-
-
-def test_message_of_any_form_is_shown() -> None:
     for content in (None, 5, [1, None], {"a": 1}, [{"type": "image_url", "image_url": {}}]):
         turn = make_turn(messages=[{"content": content, "tool_calls": [None, {"function": 1}], "role": 7}])
         (found,) = message_data([turn], 0)
@@ -208,8 +194,6 @@ def test_hostile_texts_do_not_end_the_data(tmp_path: Path) -> None:
     file = made.path / FOLDERS / DRIFT / TURNS_FILE
     bad = rb"</script><script>alert(1)</script><!-- \u202e \u0000 \u2028"
     file.write_bytes(file.read_bytes().replace(b"You are a coding agent", bad))
-    text = render(
-        page_at(Site([made.path]), ("run", "train", "rollout", DRIFT, "chains"), {}), Links(5), live=False
-    )
+    text = html(Site([made.path]), "run", "train", "rollout", DRIFT, "chains")
     assert "<script>alert" not in text
     assert text.count("</script>") == text.count("<script")

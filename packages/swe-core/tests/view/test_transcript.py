@@ -86,22 +86,18 @@ def test_reasoning_and_arguments_are_readable() -> None:
     shown = shown_turns([make_turn(0, reply=said)], None, Excerpts())[0]
     assert shown.reasoning.shown == "Hm."
     assert shown.calls[0].arguments.shown == "path: x.py\ntext:\na\nb\nn: 3"
+    deep = '{"a":' + "[" * 300 + "]" * 300 + "}"
+    assert readable(deep) == deep
+    assert deep.startswith(gist(deep))
 
 
-def test_long_text_is_cut_in_three() -> None:
+def test_text_is_cut_and_escaped() -> None:
     found = Excerpts().cut("x" * 10_000_000, "turns.jsonl")
     assert (len(found.shown), len(found.folded), len(found)) == (WIDTH, FOLDED, 10_000_000)
     assert "9,956,000 more characters, in turns.jsonl" in found.__html__()
     assert len(found.__html__()) < 50_000
-
-
-def test_a_page_has_a_limit_over_all_texts() -> None:
     excerpts = Excerpts(total=10_000)
-    assert len(excerpts.cut("x" * 20_000, "").shown) == WIDTH
-    assert len(excerpts.cut("x" * 20_000, "").shown) == LEAST
-
-
-def test_excerpt_is_escaped_and_printable() -> None:
+    assert [len(excerpts.cut("x" * 20_000, "").shown) for _ in range(2)] == [WIDTH, LEAST], "a page's limit"
     assert Excerpt("<b>\x1b[31m\u202e").__html__() == "<pre>&lt;b&gt;&lt;U+202E&gt;</pre>"
 
 
@@ -117,12 +113,9 @@ def test_events_of_a_long_transcript_are_read_in_part(
     events, unread = read_events(path, tmp_path)
     assert (len(events), unread) == (2, len(line) * 8 + 20)
     assert read_events(tmp_path / "none", tmp_path) == ([], 0)
-
-
-def test_damaged_event_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "transcript.jsonl").write_text('{"kind": "odd"}\n')
+    path.write_text('{"kind": "odd"}\n')
     with pytest.raises(UsageError, match="is damaged: a line is not an agent's event"):
-        read_events(tmp_path / "transcript.jsonl", tmp_path)
+        read_events(path, tmp_path)
 
 
 def test_tail_begins_with_a_line(tmp_path: Path) -> None:
@@ -132,9 +125,3 @@ def test_tail_begins_with_a_line(tmp_path: Path) -> None:
     assert tail is not None
     assert (tail.text, tail.left_out) == ("third \ufffd\n", 13)
     assert tail_of(tmp_path / "none", tmp_path, 10) is None
-
-
-def test_deep_arguments_are_shown_as_they_are() -> None:
-    deep = '{"a":' + "[" * 300 + "]" * 300 + "}"
-    assert readable(deep) == deep
-    assert deep.startswith(gist(deep))

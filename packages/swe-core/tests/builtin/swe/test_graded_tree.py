@@ -78,7 +78,7 @@ def kinds(tree: GradedTree) -> set[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-async def opened(provider: SandboxProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+async def world(provider: SandboxProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     repo = Repo(tmp_path_factory.mktemp("graded"))
     repo.sh(BASE)
     task = make_task(
@@ -93,11 +93,6 @@ async def opened(provider: SandboxProvider, tmp_path_factory: pytest.TempPathFac
         world = World(sandbox, task)
         world.empty, world.fixed = (await world.grade(b"")).id, (await world.grade(FIX)).id
         yield world
-
-
-@pytest.fixture
-def world(opened: World) -> World:
-    return opened
 
 
 # Honest patches

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from swe_core.api.engine import Completion, EngineSession
+from swe_core.api.engine import EngineSession
 from swe_core.api.messages import Message
 from swe_core.api.records import Ledger, TurnTokens
 from swe_core.errors import EngineUnavailable
 from swe_core.tokens.chains import build_chains, step_of
-from swe_core.tokens.renderer import Renderer
 from swe_core.tokens.token_log import TokenLog
 from swe_testing.provider import Ear
 from swe_testing.serving.start import TokenServer
@@ -69,21 +68,14 @@ async def test_forced_turns_are_context_and_not_trained(
     async with forced(token_server.url, file, **settings) as engine:
         await engine.check()
         for turn in range(4):
-            reply = await ask(engine, messages, stream)
+            request = chat(messages, tools=TOOLS)
+            reply = await engine.complete(request, WHO, Ear() if stream else None)
             replies.append(reply)
             assert reply.sampled is not None
             tokens.append(book.add(turn, reply.sampled))
             messages += [said(reply), {"role": "user", "content": f"go on {turn}"}]
         renderer = engine._model.renderer if engine._model is not None else None
         [*_, note] = engine.notes()
-    assert_replies(replies, renderer)
-    assert str(file) in note
-    assert [one.dropped for one in tokens] == ["forced", None, "forced", None]
-    assert [one.base for one in tokens] == [None, 0, 1, 2]
-    assert_ledger(book, tokens)
-
-
-def assert_replies(replies: list[Completion], renderer: Renderer | None) -> None:
     [call] = replies[0].message["tool_calls"]
     assert call["function"]["name"] == "bash"
     assert json.loads(call["function"]["arguments"]) == {"command": COMMAND}
@@ -92,6 +84,10 @@ def assert_replies(replies: list[Completion], renderer: Renderer | None) -> None
     for reply, text in ((replies[0], CALL), (replies[2], "Done: naïve ☃.")):
         assert reply.sampled is not None
         assert renderer.text(reply.sampled.completion_ids.tolist()) == f"{text}<|im_end|>"
+    assert str(file) in note
+    assert [one.dropped for one in tokens] == ["forced", None, "forced", None]
+    assert [one.base for one in tokens] == [None, 0, 1, 2]
+    assert_ledger(book, tokens)
 
 
 def assert_ledger(book: TokenLog, tokens: list[TurnTokens]) -> None:
@@ -114,7 +110,3 @@ def assert_ledger(book: TokenLog, tokens: list[TurnTokens]) -> None:
         mask += [False] * len(one.prompt) + [one.dropped is None] * len(one.completion)
     assert chain.input_ids.tolist() == ids
     assert chain.completion_mask.tolist() == mask
-
-
-async def ask(engine: ForcedEngine, messages: list[Message], stream: bool) -> Completion:
-    return await engine.complete(chat(messages, tools=TOOLS), WHO, Ear() if stream else None)

@@ -25,19 +25,17 @@ class Letters(Renderer):
 
     Args:
         takes_back: Text after which a completion reads differently.
-        splits: Whether ids can be decoded in parts.
     """
 
     name = "letters"
     how = "bridge"
     stop_ids = frozenset({0})
-    streams = True
+    streams = splits = True
     marks = frozenset({ord("|")})
     finds_calls = True
 
-    def __init__(self, takes_back: str | None = None, splits: bool = True) -> None:
+    def __init__(self, takes_back: str | None = None) -> None:
         self.takes_back = takes_back
-        self.splits = splits
         self.parsed = 0
 
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:

@@ -49,22 +49,50 @@ async def recorded(provider: SandboxProvider, repo: Repo) -> AsyncIterator[tuple
         yield sandbox, await record_base(sandbox, timeout=60)
 
 
-async def test_export_of_an_unchanged_repository_is_empty(provider: SandboxProvider, small: Repo) -> None:
+SHOWN = {
+    "dirty files are no changes": (
+        "echo dirty >>a.txt; rm sub/b.py; echo new >untracked; echo staged >s; git add s",
+        "git checkout -q -- sub/b.py; rm untracked",
+        (2, b"new file mode 100644", b"deleted file mode 100644"),
+    ),
+    "the base survives garbage collection": (
+        "echo dirty >>a.txt; echo untracked >u",
+        "echo more >>a.txt; git stash -q; git stash drop -q; git gc -q --prune=now",
+        (1, b"-dirty\n"),
+    ),
+    "nested repositories": (
+        "true",
+        "git init -q new; echo 1 >new/one; git init -q 'new/dée per'; echo 2 >'new/dée per/two'; "
+        "cd 'new/dée per'; git -c user.name=n -c user.email=e commit -q --allow-empty -m n; cd ../..; "
+        "git init -q sub; echo 3 >sub/three; git init -q hollow",
+        (3, b"new file mode 100644", b'"b/new/d\\303\\251e per/two"'),
+    ),
+    "submodules": (
+        "git init -q lib; echo x >lib/x; git -C lib add x; git -C lib -c user.name=n -c user.email=e "
+        "commit -qm n; git add lib 2>/dev/null; git commit -qm sub",
+        "echo y >>lib/x; git -C lib add x; rm .git/index",
+        (1, b"diff --git a/lib/x b/lib/x\n", b"\n+y\n"),
+    ),
+    "tracked files that are ignored": (
+        "echo '*.log' >.gitignore; echo 1 >kept.log; git add -f .; git commit -qm i; echo 2 >loose.log",
+        "echo 3 >>kept.log; echo 4 >>loose.log; echo 5 >new.log",
+        (1, b"kept.log"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SHOWN)
+async def test_export_has_the_changes_alone(provider: SandboxProvider, small: Repo, case: str) -> None:
+    before, after, (count, *parts) = SHOWN[case]
+    small.sh(before)
     async with recorded(provider, small) as (sandbox, base):
         assert base.commit == small.head
         assert base.store.startswith(f"{HOME_DIR}/")  # so that it goes away with every sandbox
         assert await export_patch(sandbox, base, timeout=60) == b""
-
-
-async def test_initially_dirty_files_are_not_changes(provider: SandboxProvider, small: Repo) -> None:
-    small.sh("echo dirty >>a.txt; rm sub/b.py; echo new >untracked; echo staged >s; git add s")
-    async with recorded(provider, small) as (sandbox, base):
-        assert await export_patch(sandbox, base) == b""
-        await sh(sandbox, "git checkout -q -- sub/b.py; rm untracked")
+        await sh(sandbox, after)
         patch = await export_patch(sandbox, base)
-    assert patch.count(b"diff --git") == 2
-    assert b"new file mode 100644" in patch
-    assert b"deleted file mode 100644" in patch
+    assert patch.count(b"diff --git") == count
+    assert [part for part in parts if part not in patch] == []
 
 
 DEEDS = {
@@ -95,15 +123,6 @@ async def test_export_compares_files_and_not_history(
     async with recorded(provider, small) as (sandbox, base):
         await sh(sandbox, f"echo more >>a.txt; {DEEDS[deed]}")
         assert await export_patch(sandbox, base, timeout=60) == EXPECTED
-
-
-async def test_recorded_base_survives_garbage_collection(provider: SandboxProvider, small: Repo) -> None:
-    small.sh("echo dirty >>a.txt; echo untracked >u")
-    async with recorded(provider, small) as (sandbox, base):
-        await sh(sandbox, "echo more >>a.txt; git stash -q; git stash drop -q; git gc -q --prune=now")
-        patch = await export_patch(sandbox, base)
-    assert b"-dirty\n" in patch
-    assert patch.count(b"diff --git") == 1
 
 
 CANARY = "touch /tmp/canary; cat"
@@ -140,41 +159,6 @@ async def test_export_runs_no_planted_command(provider: SandboxProvider, small: 
         ordinary = f"cd {where}; touch a.txt; (git status; git add -A; git diff HEAD) </dev/null; true"
         await sandbox.exec(["bash", "-c", ordinary], timeout=60)
         assert (await sandbox.exec(["test", "-e", "/tmp/canary"])).exit_code == 0, "the trap is no trap"
-
-
-async def test_export_includes_nested_repositories(provider: SandboxProvider, small: Repo) -> None:
-    script = (
-        "git init -q new; echo 1 >new/one; git init -q 'new/dée per'; echo 2 >'new/dée per/two'; "
-        "cd 'new/dée per'; git -c user.name=n -c user.email=e commit -q --allow-empty -m n; cd ../..; "
-        "git init -q sub; echo 3 >sub/three; git init -q hollow"
-    )
-    async with recorded(provider, small) as (sandbox, base):
-        await sh(sandbox, script)
-        patch = await export_patch(sandbox, base)
-    assert patch.count(b"new file mode 100644") == patch.count(b"diff --git") == 3
-    assert b'"b/new/d\\303\\251e per/two"' in patch
-
-
-async def test_export_includes_files_of_submodules(provider: SandboxProvider, small: Repo) -> None:
-    small.sh(
-        "git init -q lib; echo x >lib/x; git -C lib add x; "
-        "git -C lib -c user.name=n -c user.email=e commit -qm n; git add lib 2>/dev/null; git commit -qm sub"
-    )
-    async with recorded(provider, small) as (sandbox, base):
-        assert await export_patch(sandbox, base) == b""
-        await sh(sandbox, "echo y >>lib/x; git -C lib add x; rm .git/index")
-        patch = await export_patch(sandbox, base)
-    assert patch.startswith(b"diff --git a/lib/x b/lib/x\n")
-    assert b"\n+y\n" in patch
-
-
-async def test_export_includes_tracked_ignored_files(provider: SandboxProvider, small: Repo) -> None:
-    small.sh("echo '*.log' >.gitignore; echo 1 >kept.log; git add -f .; git commit -qm i; echo 2 >loose.log")
-    async with recorded(provider, small) as (sandbox, base):
-        await sh(sandbox, "echo 3 >>kept.log; echo 4 >>loose.log; echo 5 >new.log")
-        patch = await export_patch(sandbox, base)
-    assert patch.count(b"diff --git") == 1
-    assert b"kept.log" in patch
 
 
 RUINS = {

@@ -49,13 +49,8 @@ contents = st.one_of(
     st.binary(max_size=40),
     st.just(b"text\n" * 3000 + b"\0binary after eight thousand bytes\n"),
     st.sampled_from(
-        [
-            b"* text eol=crlf\n",
-            b"* -diff filter=x\n",
-            b"* working-tree-encoding=UTF-16 ident\n",
-            b"* binary\n",
-        ]
-    ),
+        [b"text eol=crlf", b"-diff filter=x", b"working-tree-encoding=UTF-16 ident", b"binary"]
+    ).map(lambda attributes: b"* %b\n" % attributes),
 )
 targets = st.sampled_from([b"missing", b"./not/there", b"two words"])  # all inside
 files = st.one_of(st.tuples(st.sampled_from(["644", "755"]), contents), st.tuples(st.just("link"), targets))
