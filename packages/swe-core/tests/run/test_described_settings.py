@@ -6,12 +6,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import pytest
 from pydantic import AfterValidator, Field
 
 from swe_core.api.component import Config
 from swe_core.plugins.manager import PluginSet
-from swe_core.run.described_settings import DescribedSetting, describe_settings, kind_of
+from swe_core.run.described_settings import describe_settings, kind_of
 
 
 class Colour(Enum):
@@ -34,26 +33,14 @@ class Mine(Config):
     late: int = Field(default_factory=lambda data: len(data))
 
 
-@pytest.fixture
-def mine() -> dict[str, DescribedSetting]:
-    return {setting.name: setting for setting in describe_settings(Mine)}
-
-
-def test_every_setting_is_described_with_nested_ones_by_full_name(mine: dict[str, DescribedSetting]) -> None:
-    assert list(mine) == ["needed", "colour", "mode", "share", "names", "inner.depth", "made", "late"]
+def test_every_setting_is_described_with_nested_ones_by_full_name() -> None:
+    mine = {setting.name: setting for setting in describe_settings(Mine)}
     assert {name: setting.takes for name, setting in mine.items()} == {
-        "needed": "path",
-        "colour": "red or blue",
-        "mode": "a, b or c",
-        "share": "number, above 0, below 1.5",
-        "names": "list of text",
-        "inner.depth": "whole number, at least 1, at most 9",
-        "made": "list of whole number",
-        "late": "whole number",
-    }
-
-
-def test_default_is_given_where_there_is_one(mine: dict[str, DescribedSetting]) -> None:
+        "needed": "path", "colour": "red or blue", "mode": "a, b or c", "share": "number, above 0, below 1.5",
+        "names": "list of text", "inner.depth": "whole number, at least 1, at most 9",
+        "made": "list of whole number", "late": "whole number",
+    }  # fmt: skip
+    assert list(mine) == ["needed", "colour", "mode", "share", "names", "inner.depth", "made", "late"]
     assert [name for name, setting in mine.items() if setting.required] == ["needed"]
     assert (mine["made"].default, mine["inner.depth"].default, mine["late"].default) == ([1], 1, None)
 

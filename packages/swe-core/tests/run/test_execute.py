@@ -25,7 +25,6 @@ from ..rollout.runner_bench import Witness
 
 SETS = ("run.agent=oracle", "run.plugins=[]", "sandbox.local.unisolated=true", 'run.only=["demo__memofn-1"]')
 
-
 SPELLING = """
 from swe_core import Component, Config, Engine, hookimpl
 from swe_core.api.engine import TokenTable

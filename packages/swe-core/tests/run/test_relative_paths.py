@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,8 @@ from swe_core.builtin.local import bwrap
 from swe_core.cli import cli
 from swe_core.errors import UsageError
 from swe_core.rollout.run_directory import RunDirectory
+
+from ..repositories import Repo
 
 if (obstacle := bwrap.why_not(bwrap.find_bwrap())) is not None:
     pytest.skip(obstacle, allow_module_level=True)
@@ -37,17 +38,12 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The working directory of a run that was interrupted after one of two rollouts."""
     path = tmp_path_factory.mktemp("interrupted") / "path"
     here = path / "here"
-    repository = here / "repository"
-    repository.mkdir(parents=True)
+    here.mkdir(parents=True)
     (path / "elsewhere").mkdir()
-    (repository / "a.py").write_text("a = 1\n")
-    script = "git init -q; git add .; git -c user.name=a -c user.email=a@example.org commit -q -m 1"
-    subprocess.run(["sh", "-euc", script], cwd=repository, check=True)
-    head = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=repository, capture_output=True, text=True, check=True
-    )
+    repo = Repo(here / "repository")
+    repo.commit(a_py="a = 1\n")
     row = {
-        "instance_id": "a-1", "repo": "a/a", "base_commit": head.stdout.strip(), "problem_statement": "p",
+        "instance_id": "a-1", "repo": "a/a", "base_commit": repo.head, "problem_statement": "p",
         "patch": GOLD, "test_patch": TEST, "FAIL_TO_PASS": ["test_a.py::test_a"], "PASS_TO_PASS": [],
         "repository": "repository",
         "test_command": "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 python3 -m pytest -rA -p no:cacheprovider",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -16,22 +17,20 @@ from swe_core.run.settings import load_settings, validate
 SECRET = "sk-of-nobody-at-all"
 
 
-@pytest.mark.parametrize("layer", ["command line", "file", "environment", "recorded"])
-def test_secret_setting_is_rejected(layer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sets, file, recorded = [], None, None
-    match layer:
-        case "command line":
-            sets = [f"engine.openai.api_key={SECRET}"]
-        case "file":
-            file = tmp_path / "run.toml"
-            file.write_text(f'[engine.openai]\napi_key = "{SECRET}"\n')
-        case "environment":
-            monkeypatch.setenv("SWE_ENGINE__OPENAI__API_KEY", SECRET)
-        case "recorded":
-            recorded = {"engine": {"openai": {"api_key": SECRET}}}
-    with pytest.raises(ConfigError, match=r"'engine\.openai\.api_key' looks like a secret") as caught:
-        load_settings(file, sets, recorded=recorded)
-    assert SECRET not in str(caught.value)
+def test_secret_setting_is_rejected_from_each_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f'[engine.openai]\napi_key = "{SECRET}"\n')
+
+    def refused(*args: Any, **recorded: Any) -> None:
+        with pytest.raises(ConfigError, match=r"'engine\.openai\.api_key' looks like a secret") as caught:
+            load_settings(*args, **recorded)
+        assert SECRET not in str(caught.value)
+
+    refused(None, [f"engine.openai.api_key={SECRET}"])
+    refused(file)
+    refused(recorded={"engine": {"openai": {"api_key": SECRET}}})
+    monkeypatch.setenv("SWE_ENGINE__OPENAI__API_KEY", SECRET)
+    refused()
 
 
 def test_run_with_secret_setting_does_not_start(tmp_path: Path) -> None:

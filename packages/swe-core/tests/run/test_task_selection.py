@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,10 @@ class Source:
     recording = None
 
     def __init__(self, *tasks: Task) -> None:
-        self._tasks = tasks
-
-    def tasks(self) -> Iterator[Task]:
-        return iter(self._tasks)
+        self.tasks = lambda: iter(tasks)
 
 
-TEN = [task(f"t{number}", repo="o/even" if number % 2 == 0 else "o/odd") for number in range(10)]
+TEN = [task(f"t{number}", repo="o/odd" if number % 2 else "o/even") for number in range(10)]
 
 
 def select(*tasks: Task, **run: Any) -> list[Task]:
@@ -102,6 +98,10 @@ def test_invalid_image_map_is_an_error(tmp_path: Path) -> None:
 
 
 def test_selection_without_tasks_is_an_error() -> None:
+    with pytest.raises(TaskError, match="the task source 'mine' has no tasks"):
+        select()
+    with pytest.raises(ConfigError, match="the tasks 'demo' takes no --split"):
+        chosen(tasks="demo", split="test")
     for run, says in (
         ({"filter": ["repo=o/none"]}, "--filter repo=o/none leaves none of 10 tasks"),
         ({"filter": ["repos=o/*"]}, "no task has the column 'repos'; did you mean 'repo'?"),
@@ -113,18 +113,8 @@ def test_selection_without_tasks_is_an_error() -> None:
             select(*TEN, **run)
 
 
-def test_empty_source_is_an_error() -> None:
-    with pytest.raises(TaskError, match="the task source 'mine' has no tasks"):
-        select()
-
-
 def chosen(plugins: PluginSet | None = None, **run: Any) -> TaskSelection:
     return selection(load_settings(command_line={"run": run}), plugins or PluginSet(allow=[]))
-
-
-def test_source_without_splits_rejects_a_split() -> None:
-    with pytest.raises(ConfigError, match="the tasks 'demo' takes no --split"):
-        chosen(tasks="demo", split="test")
 
 
 def test_filtering_source_gets_the_filters(tmp_path: Path) -> None:
@@ -164,17 +154,14 @@ def own(tmp_path: Path, setting: str) -> PluginSet:
     return PluginSet(extra=[str(tmp_path / "own.py")], allow=[])
 
 
-def test_source_of_a_selected_plugin_is_the_choice(tmp_path: Path) -> None:
+def test_source_of_a_selected_plugin_is_the_choice_unless_another_is_named(tmp_path: Path) -> None:
     plugins = own(tmp_path, "color")
     plan = plan_run(load_settings(command_line={"run": {"agent": "oracle"}}), plugins)
     assert names(list(plan.tasks)) == ["own-None"]
     assert plan.settings.run.tasks == "own", "a resumed run has the same source"
     again = plan_run(load_settings(recorded=plan.settings.model_dump(mode="json")), plugins)
     assert again.tasks == plan.tasks
-
-
-def test_named_source_precedes_that_of_a_selected_plugin(tmp_path: Path) -> None:
-    assert chosen(own(tmp_path, "color"), tasks="demo", limit=1).name == "demo"
+    assert chosen(plugins, tasks="demo", limit=1).name == "demo"
     plan = plan_run(load_settings(command_line={"run": {"agent": "oracle"}}), PluginSet(allow=[]))
     assert plan.settings.run.tasks == "demo"
     assert len(plan.tasks) > 1
@@ -206,8 +193,12 @@ def test_engine_of_a_selected_plugin_is_refused_in_black_box_mode(
         "def swe_engines(): return [Component('mine', lambda config: None)]\n"
     )
     monkeypatch.setenv("SOME_KEY", "a key")
-    run = {"mode": "black-box", "engine_url": "http://127.0.0.1:9/v1", "model": "m"}
-    run["agent_key_env"] = "SOME_KEY"
+    run = {
+        "mode": "black-box",
+        "engine_url": "http://127.0.0.1:9/v1",
+        "model": "m",
+        "agent_key_env": "SOME_KEY",
+    }
     settings = load_settings(command_line={"run": run, "resources": {"network": "full"}})
     with pytest.raises(ConfigError, match=r"black-box has no engine, .* and plugins with an engine"):
         plan_run(settings, PluginSet(extra=[str(file)], allow=[]))

@@ -38,14 +38,10 @@ class Tokens(Engine):
         raise AssertionError("no call is made here")
 
 
-def keep(engine: Engine, run: Path) -> None:
-    anyio.run(keep_vocabulary, engine, run)
-
-
 def test_vocabulary_is_written_once(tmp_path: Path) -> None:
     engine = Tokens(TABLE)
-    keep(engine, tmp_path)
-    keep(engine, tmp_path)
+    anyio.run(keep_vocabulary, engine, tmp_path)
+    anyio.run(keep_vocabulary, engine, tmp_path)
     assert engine.asked == 1
     assert [path.name for path in tmp_path.iterdir()] == [VOCABULARY_FILE]
     found = read_vocabulary(tmp_path)
@@ -54,15 +50,13 @@ def test_vocabulary_is_written_once(tmp_path: Path) -> None:
     assert [one and one.encode("latin-1") for one in found.tokens] == list(TABLE.tokens)
 
 
-def test_recorded_engine_has_the_vocabulary_of_the_engine(tmp_path: Path) -> None:
-    keep(RecordingEngine(Tokens(TABLE), tmp_path / "recording.jsonl", Redactor()), tmp_path)
-    assert read_vocabulary(tmp_path) is not None
-
-
-def test_engine_without_tokens_writes_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    keep(Tokens(None), tmp_path)
+def test_vocabulary_is_that_of_the_engine_or_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    anyio.run(keep_vocabulary, Tokens(None), tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert caplog.records == []
+    recorded = RecordingEngine(Tokens(TABLE), tmp_path / "recording.jsonl", Redactor())
+    anyio.run(keep_vocabulary, recorded, tmp_path)
+    assert read_vocabulary(tmp_path) is not None
 
 
 @pytest.mark.parametrize(
@@ -73,7 +67,7 @@ def test_failure_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, table: Any, folder: str
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        keep(Tokens(table), tmp_path / folder)
+        anyio.run(keep_vocabulary, Tokens(table), tmp_path / folder)
     assert list(tmp_path.iterdir()) == []
     (record,) = caplog.records
     assert record.getMessage().startswith("vocab.json.gz is not written (")

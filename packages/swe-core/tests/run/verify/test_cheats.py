@@ -18,7 +18,8 @@ from swe_core.run.verify.recipe import Cheat, Recipe
 from swe_core.sandboxing.repository.patch import record_base
 from swe_core.sandboxing.repository.prepare import prepare_repository
 
-from .conftest import CASES, git, new_file
+from ...repositories import Repo, slow_but
+from .conftest import CASES, new_file
 
 pytestmark = pytest.mark.anyio
 
@@ -45,11 +46,14 @@ async def gullible(task: Task, patch: bytes, provider: SandboxProvider, spec: Sa
     return Graded(grade=Grade(resolved=not bad, reason=" ".join(bad)), log=done.stdout + done.stderr)
 
 
+def spec_of(task: Task) -> SandboxSpec:
+    return SandboxSpec(repository=task.repository, network="none")
+
+
 async def patch_of(
     provider: SandboxProvider, task: Task, cheat: Cheat, *, pruned: bool = False
 ) -> bytes | None:
-    spec = SandboxSpec(repository=task.repository, network="none")
-    async with provider.open(spec) as sandbox:
+    async with provider.open(spec_of(task)) as sandbox:
         base = await (prepare_repository(sandbox, task, hide=True) if pruned else record_base(sandbox))
         return await make_patch(sandbox, base, task, cheat, timeout=60)
 
@@ -76,7 +80,7 @@ def cases(make_task: Any) -> Task:
 async def test_gullible_grader_resolves_the_gold_patch_only(
     provider: SandboxProvider, functions: Task
 ) -> None:
-    spec = SandboxSpec(repository=functions.repository, network="none")
+    spec = spec_of(functions)
     unrelated = new_file("notes.txt", "nothing").encode()
     assert not (await gullible(functions, unrelated, provider, spec)).grade.resolved
     assert (await gullible(functions, functions.patch.encode(), provider, spec)).grade.resolved
@@ -89,20 +93,14 @@ ELSEWHERE = {
 }
 """Cheats that need another environment than the test's, and why."""
 
-
 FAST = {"conftest-root", "unittest-patched", "tests-linked"}
 
 
-@pytest.mark.parametrize(
-    "cheat",
-    [
-        pytest.param(cheat, id=cheat.name, marks=() if cheat.name in FAST else pytest.mark.slow)
-        for cheat in CHEATS
-    ],
-)
+@pytest.mark.parametrize("name", slow_but(FAST, [cheat.name for cheat in CHEATS]))
 async def test_every_cheat_resolves_with_the_gullible_grader(
-    provider: SandboxProvider, functions: Task, cases: Task, cheat: Cheat
+    provider: SandboxProvider, functions: Task, cases: Task, name: str
 ) -> None:
+    (cheat,) = chosen(name)
     task = cases if cheat.name == "unittest-patched" else functions
     if cheat.name == "entry-point":  # such a plugin is loaded with those that are installed
         task = task.model_copy(update={"setup": ""})
@@ -111,8 +109,7 @@ async def test_every_cheat_resolves_with_the_gullible_grader(
         task = task.model_copy(update={"test_patch": task.test_patch + conftest})
     patch = await patch_of(provider, task, cheat)
     assert patch
-    spec = SandboxSpec(repository=task.repository, network="none")
-    graded = await gullible(task, patch, provider, spec)
+    graded = await gullible(task, patch, provider, spec_of(task))
     assert graded.grade.resolved is (cheat.name not in ELSEWHERE), graded.log.decode()
 
 
@@ -130,19 +127,23 @@ async def test_cheat_finds_fix_between_base_and_head(
     provider: SandboxProvider, make_task: Any, repository: Path, tmp_path: Path, name: str
 ) -> None:
     """There is no later branch; HEAD contains the fix and its revert."""
-    path = tmp_path / "repository"
-    git(tmp_path, "clone", "-q", "--single-branch", "--no-tags", str(repository), str(path))
-    git(path, "commit", "-q", "--allow-empty", "-m", "Nothing")
-    (path / "adder.py").write_text("def add(a, b):\n    return a + b\n")
-    git(path, "commit", "-qam", "It adds")
-    git(path, "revert", "--no-edit", "HEAD")
-    task, spec = make_task(repository=path), SandboxSpec(repository=path, network="none")
+    repo = Repo(tmp_path / "repository")
+    repo.sh(f"git pull -q --no-tags {repository} HEAD")
+    repo.commit()
+    repo.commit(adder_py="def add(a, b):\n    return a + b\n")
+    repo.sh("git revert --no-edit HEAD")
+    task, spec = make_task(repository=repo.path), repo.spec
     (cheat,) = chosen(name)
     stolen = await patch_of(provider, task, cheat)
     assert stolen is not None
     assert (await gullible(task, stolen, provider, spec)).grade.resolved
     if name == "history-at-work":
         assert await patch_of(provider, task, cheat, pruned=True) == b""
+
+
+def test_recipe_finds_the_test_files(make_task: Any) -> None:
+    for task in (make_task(), make_task(test_patch=new_file("tests/data.txt", "x"))):
+        assert files_of_tests(task) == ("tests/test_adder.py",)
 
 
 async def test_inapplicable_cheat_makes_no_patch(provider: SandboxProvider, make_task: Any) -> None:
@@ -174,9 +175,3 @@ def test_cheat_option_selects_cheats() -> None:
     for text, said in (("xyzzy", "no such cheat; there are: conftest-root, "), (",", "names nothing")):
         with pytest.raises(UsageError, match=said):
             chosen(text)
-
-
-def test_recipe_finds_the_test_files(make_task: Any) -> None:
-    assert files_of_tests(make_task()) == ("tests/test_adder.py",)
-    named = make_task(test_patch=new_file("tests/data.txt", "x"))
-    assert files_of_tests(named) == ("tests/test_adder.py",)

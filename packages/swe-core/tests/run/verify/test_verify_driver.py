@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import anyio
 import pytest
 
 from swe_core.api.grader import Grade, Graded
+from swe_core.api.limits import Limits
 from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
 from swe_core.errors import GraderError, ImageNotFound, SweError
@@ -19,18 +22,21 @@ from swe_core.run.verify.cheats import chosen
 from swe_core.run.verify.report import TaskVerdict
 from swe_core.run.verify.verify import UNRELATED, Methods, verify_tasks
 
-pytestmark = pytest.mark.anyio
-Answer = Callable[[bytes, int], Grade]
+from .conftest import ScriptedGrader
 
+pytestmark = pytest.mark.anyio
 RESOLVED = Grade(resolved=True, fail_to_pass={"t": "PASSED"})
 NOT = Grade(resolved=False, reason="1 of 1 tests fail", fail_to_pass={"t": "FAILED"})
 UNBROKEN = "it is resolved without a fix: its tests pass at the base"
-WITHOUT = "a change that has nothing to do with it"
 TWO = chosen("conftest-root,tests-deleted")
 
 
+def is_gold(patch: bytes) -> bool:
+    return b"a + b" in patch
+
+
 def honest(patch: bytes, number: int) -> Grade:
-    return RESOLVED if b"a + b" in patch else NOT
+    return RESOLVED if is_gold(patch) else NOT
 
 
 def entries(directory: Path) -> list[Path]:
@@ -53,8 +59,8 @@ async def one(methods: Methods, task: Task) -> TaskVerdict:
     return verdict
 
 
-async def test_verify_accepts_usable_task(make_task: Any, methods: Any, scripted: Any) -> None:
-    grader = scripted(honest)
+async def test_verify_accepts_usable_task(make_task: Any, methods: Any) -> None:
+    grader = ScriptedGrader(honest)
     task = make_task()
     verdict = await one(methods(grader, TWO, repeat=3), task)
     assert (verdict.verdict, verdict.reason) == ("usable", "")
@@ -69,11 +75,7 @@ async def test_verify_accepts_usable_task(make_task: Any, methods: Any, scripted
     assert root.startswith(b"diff --git a/conftest.py b/conftest.py\nnew file mode 100644\n")
 
 
-def is_gold(patch: bytes) -> bool:
-    return b"a + b" in patch
-
-
-def third(other: Grade, applies: Callable[[bytes], bool]) -> Answer:
+def third(other: Grade, applies: Callable[[bytes], bool]) -> Callable[[bytes, int], Grade]:
     """Honest, but for the third grading of such a patch."""
     return lambda patch, number: other if number == 2 and applies(patch) else honest(patch, number)
 
@@ -94,23 +96,23 @@ XFAIL = Grade(resolved=True, fail_to_pass={"t": "XFAIL"})
          "the gold patch resolved it in try 1 and not in try 3: 1 of 1 tests fail"),
         (third(XFAIL, is_gold), 5, "flaky", "with the gold patch these tests end in different ways: 't'"),
         (third(RESOLVED, lambda patch: patch == UNRELATED), 5, "flaky",
-         f"{WITHOUT} resolved it in try 3 and not in try 1: 1 of 1 tests fail"),
+         "a change that has nothing to do with it resolved it in try 3 and not in try 1: 1 of 1 tests fail"),
     ],
     ids=["gold fails", "all resolves", "the empty patch resolves", "a conftest resolves", "two tries",
          "gold is flaky", "a test of gold is flaky", "no fix is flaky"],
 )  # fmt: skip
 async def test_verdict_follows_from_the_grades(
-    make_task: Any, methods: Any, scripted: Any, answer: Answer, repeat: int, expected: str, reason: str
+    make_task: Any, methods: Any, answer: Any, repeat: int, expected: str, reason: str
 ) -> None:
-    verdict = await one(methods(scripted(answer), TWO[:1], repeat), make_task())
+    verdict = await one(methods(ScriptedGrader(answer), TWO[:1], repeat), make_task())
     assert (verdict.verdict, verdict.reason) == (expected, reason)
     stolen = {check.name: check.patch for check in verdict.checks if check.patch is not None}
     assert stolen.keys() == ({"conftest-root"} if expected == "cheatable" else set())
     assert all("makereport" in patch for patch in stolen.values())
 
 
-async def test_task_without_gold_patch_is_broken(make_task: Any, methods: Any, scripted: Any) -> None:
-    verdict = await one(methods(scripted(honest), TWO), make_task(patch=" \n"))
+async def test_task_without_gold_patch_is_broken(make_task: Any, methods: Any) -> None:
+    verdict = await one(methods(ScriptedGrader(honest), TWO), make_task(patch=" \n"))
     assert (verdict.verdict, verdict.checks) == ("broken_gold", ())
     assert verdict.reason == "the row has no gold patch: nothing shows that it can be resolved"
 
@@ -122,26 +124,10 @@ async def test_report_says_why_a_gold_patch_is_broken(make_task: Any, methods: A
             return Graded(grade=grade, log=b"E   ModuleNotFoundError: No module named 'sure'\nE   second\n")
 
     verdict = await one(methods(Failing()), make_task())
-    assert (verdict.verdict, verdict.reason.split("; ")) == (
-        "broken_gold",
-        [
-            "the gold patch does not resolve it: 1 of 1 tests fail",
-            "the first error is \"ModuleNotFoundError: No module named 'sure'\"",
-            "1 of 1 test was not collected",
-        ],
-    )
-
-
-class Refusing:
-    """A provider whose sandboxes do not open."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    @asynccontextmanager
-    async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-        raise self.error
-        yield
+    assert (verdict.verdict, verdict.reason) == (
+        "broken_gold", "the gold patch does not resolve it: 1 of 1 tests fail; the first error is "
+        "\"ModuleNotFoundError: No module named 'sure'\"; 1 of 1 test was not collected",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -152,11 +138,12 @@ class Refusing:
     ],
 )
 async def test_sandbox_failure_is_an_error_of_its_task(
-    make_task: Any, methods: Any, scripted: Any, tmp_path: Path, error: Exception, expected: str
+    make_task: Any, methods: Any, tmp_path: Path, error: Exception, expected: str
 ) -> None:
+    refusing = SimpleNamespace(open=Mock(side_effect=error))
     cache = VerifyCache(tmp_path)
-    refusing = methods(scripted(honest), provider=Refusing(error))
-    ((verdict, _),) = await verified(refusing, make_task(), cache=cache)
+    given = methods(ScriptedGrader(honest), provider=refusing)
+    ((verdict, _),) = await verified(given, make_task(), cache=cache)
     assert verdict.verdict == expected
     assert str(error) in verdict.reason
     assert entries(tmp_path) == []
@@ -164,7 +151,7 @@ async def test_sandbox_failure_is_an_error_of_its_task(
 
 @pytest.mark.slow
 async def test_failing_grader_ends_its_task_alone_and_a_failing_cheat_proves_nothing(
-    make_task: Any, methods: Any, scripted: Any
+    make_task: Any, methods: Any
 ) -> None:
     def answer(patch: bytes, number: int) -> Grade | Exception:
         if b"makereport" in patch and number == 0:
@@ -172,15 +159,15 @@ async def test_failing_grader_ends_its_task_alone_and_a_failing_cheat_proves_not
         return KeyError("a bug") if number == 0 and is_gold(patch) else honest(patch, 0)
 
     tasks = [make_task(instance_id=f"t__adder-{number}") for number in range(3)]
-    found = await verified(methods(scripted(answer), TWO[:1]), *tasks, concurrency=1)
+    found = await verified(methods(ScriptedGrader(answer), TWO[:1]), *tasks, concurrency=1)
     assert [verdict.verdict for verdict, _ in found] == ["error", "error", "usable"]
 
 
 @pytest.mark.slow
 async def test_cached_result_is_not_graded_again(
-    make_task: Any, methods: Any, scripted: Any, tmp_path: Path, repository: Path
+    make_task: Any, methods: Any, tmp_path: Path, repository: Path
 ) -> None:
-    cache, task, grader = VerifyCache(tmp_path), make_task(), scripted(honest)
+    cache, task, grader = VerifyCache(tmp_path), make_task(), ScriptedGrader(honest)
     ((first, known),) = await verified(methods(grader), task, cache=cache)
     assert not known
     before = len(grader.graded)
@@ -255,7 +242,7 @@ async def test_concurrency_bounds_open_sandboxes(
 
 
 async def test_cancelled_verify_keeps_results_and_closes_sandboxes(
-    make_task: Any, methods: Any, scripted: Any, provider: SandboxProvider
+    make_task: Any, methods: Any, provider: SandboxProvider
 ) -> None:
     counting, found = Counting(provider), []
     tasks = [make_task(instance_id=f"t__adder-{number}") for number in range(2)]
@@ -265,30 +252,25 @@ async def test_cancelled_verify_keeps_results_and_closes_sandboxes(
             found.append(verdict.task_id)
             scope.cancel()
 
-        await verify_tasks(
-            tasks, methods(scripted(honest), TWO, provider=counting), concurrency=1, cache=None, done=done
-        )
+        given = methods(ScriptedGrader(honest), TWO, provider=counting)
+        await verify_tasks(tasks, given, concurrency=1, cache=None, done=done)
     assert scope.cancelled_caught
     assert found == ["t__adder-0"]
     assert counting.open_now == 0
 
-
-async def test_unwritable_report_ends_verify(make_task: Any, methods: Any, scripted: Any) -> None:
     def full(*one: object) -> None:
-        raise SweError("the disk is full")
+        raise SweError("the disk is full")  # which ends it, too
 
     with pytest.raises(SweError, match="the disk is full"):
-        await verify_tasks([make_task()], methods(scripted(honest)), concurrency=1, cache=None, done=full)
+        await verify_tasks(tasks, methods(ScriptedGrader(honest)), concurrency=1, cache=None, done=full)
 
 
 async def test_timeout_names_what_did_not_end(
-    make_task: Any, methods: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
+    make_task: Any, methods: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Hanging:
         async def grade(self, *args: object) -> None:
             await anyio.sleep_forever()
-
-    from swe_core.api.limits import Limits
 
     limits = Limits(open=5.0, prepare=5.0, grade=0.1)
     clock = anyio.move_on_after
@@ -296,7 +278,5 @@ async def test_timeout_names_what_did_not_end(
         anyio, "move_on_after", lambda seconds: clock(0.2 if seconds == limits.verdict else seconds)
     )
     verdict = await one(methods(Hanging(), limits=limits), make_task())
-    assert (verdict.verdict, verdict.reason) == (
-        "error",
-        "grading the patch 'gold' did not end within the 30.3 s that [limits] allows",
-    )
+    says = "grading the patch 'gold' did not end within the 30.3 s that [limits] allows"
+    assert (verdict.verdict, verdict.reason) == ("error", says)

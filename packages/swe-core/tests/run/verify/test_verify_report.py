@@ -18,32 +18,23 @@ from swe_core.run.plan import limits_of
 from swe_core.run.settings import RunOptions, Settings
 from swe_core.run.verified_tasks import gold_seconds, image_ids, other_images, usable_ids
 from swe_core.run.verify.report import VERDICTS, Check, ReportFile, TaskVerdict, VerifyReport
-from swe_testing.records import make_rollout
+from swe_testing.records import make_rollout, make_task
+
+
+def tried(*names: str, **fields: Any) -> tuple[Check, ...]:
+    return tuple(Check(**{"name": name, "resolved": False, **fields}) for name in names)
 
 
 def verdict_on(task: Task, verdict: str = "usable", **fields: Any) -> TaskVerdict:
     values: dict[str, Any] = {
-        "task_id": task.instance_id,
-        "verdict": verdict,
-        "digest": task.digest,
-        "sandbox": "local",
-        "grader": "swe",
-        "versions": {"swe-core": "1"},
-        "repeat": 1,
-        "checks": (Check(name="conftest-root", resolved=False),),
-        "started_at": datetime(2026, 1, 1, tzinfo=UTC),
-        "seconds": 1.0,
-    }
-    return TaskVerdict(**(values | fields))
+        "task_id": task.instance_id, "verdict": verdict, "digest": task.digest, "sandbox": "local",
+        "grader": "swe", "versions": {"swe-core": "1"}, "repeat": 1, "checks": tried("conftest-root"),
+        "started_at": datetime(2026, 1, 1, tzinfo=UTC), "seconds": 1.0,
+    }  # fmt: skip
+    return TaskVerdict(**{**values, **fields})
 
 
-def task_named(name: str, **fields: Any) -> Task:
-    row = {"repo": "r", "base_commit": "c", "problem_statement": "p", "patch": "", "test_patch": ""}
-    tests = {"fail_to_pass": ("t",), "pass_to_pass": (), "test_command": "pytest"}
-    return Task(**{"instance_id": name, **row, **tests, **fields})
-
-
-A, B, C = task_named("a"), task_named("b"), task_named("c")
+A, B, C = make_task("a"), make_task("b"), make_task("c")
 
 
 @given(verdicts=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(VERDICTS)), min_size=1))
@@ -76,18 +67,14 @@ def test_torn_last_line_is_skipped_and_truncated(tmp_path: Path) -> None:
     assert [task.task_id for task in VerifyReport.read(path).tasks] == ["b"]
 
 
+NO_VERDICT = "line 1 of '.*file' is not a verdict of this version's"
 OTHER = verdict_on(A).model_dump_json().replace('"format":1', '"format":2').encode() + b"\n"
 
 
 @pytest.mark.parametrize(
     ("content", "reading", "writing"),
     [
-        (b"hello\n", "line 1 of '.*file' is not a verdict of this version's", "line 1 of '.*file' is not a"),
-        (
-            OTHER,
-            "line 1 of '.*file' is not a verdict of this version's",
-            "line 1 of '.*file' is not a verdict",
-        ),
+        *((text, NO_VERDICT, NO_VERDICT.removesuffix(" of this version's")) for text in (b"hello\n", OTHER)),
         (b"somebody's notes", "the report '.*file' is empty", "is no report of `tasks verify`: name another"),
         (None, "cannot read the report '.*': Is a directory", "cannot write the report '.*': Is a directory"),
     ],
@@ -111,23 +98,20 @@ def test_changed_tasks_are_rejected(tmp_path: Path) -> None:
     report = ReportFile(path := tmp_path / "report.jsonl")
     for task, verdict in ((A, "usable"), (B, "usable"), (C, "flaky")):
         report.append(verdict_on(task, verdict))
-    assert usable_ids(path, [A, C, task_named("new")]) == {"a"}
-    assert usable_ids(path, [task_named("a", problem_statement="the same bug, in other words")]) == {"a"}
-    assert usable_ids(path, [task_named("c", patch="other")]) == set()
+    assert usable_ids(path, [A, C, make_task("new")]) == {"a"}
+    assert usable_ids(path, [make_task("a", problem_statement="the same bug, in other words")]) == {"a"}
+    assert usable_ids(path, [make_task("c", patch="other")]) == set()
     with pytest.raises(UsageError, match="commands of 'a' have changed since the report"):
-        usable_ids(path, [task_named("a", image="another")])
+        usable_ids(path, [make_task("a", image="another")])
     with pytest.raises(UsageError, match="commands of 'a', 'b' have changed"):
-        usable_ids(path, [task_named("a", patch="x"), task_named("b", patch="x")])
+        usable_ids(path, [make_task("a", patch="x"), make_task("b", patch="x")])
 
 
 def test_tasks_without_cheats_are_rejected(tmp_path: Path) -> None:
     report = ReportFile(path := tmp_path / "report.jsonl")
-    nothing = [
-        Check(name="gold", resolved=True),
-        *(Check(name=n, resolved=False) for n in ("empty", "unrelated")),
-    ]
+    nothing = (*tried("gold", resolved=True), *tried("empty", "unrelated"))
     report.append(verdict_on(A, checks=nothing))
-    report.append(verdict_on(B, checks=[*nothing, Check(name="tests-deleted", resolved=None)]))
+    report.append(verdict_on(B, checks=(*nothing, *tried("tests-deleted", resolved=None))))
     assert usable_ids(path, [B]) == {"b"}
     with pytest.raises(UsageError, match=r"no cheat was tried on 'a', so .* without `--cheats none`"):
         usable_ids(path, [A, B])
@@ -146,10 +130,6 @@ def test_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monkey
             report.append(verdict_on(B))
     report.append(verdict_on(C))
     assert [task.task_id for task in VerifyReport.read(path).tasks] == ["a", "c"]
-
-
-def tried(*names: str) -> tuple[Check, ...]:
-    return tuple(Check(name=name, resolved=False, reason="", patch_bytes=1, seconds=0.1) for name in names)
 
 
 def test_weaker_verification_does_not_clear_a_task(tmp_path: Path) -> None:
@@ -176,15 +156,15 @@ def test_gold_patch_time_bounds_a_test_run(tmp_path: Path) -> None:
     lines = []
     for name, seconds in took.items():
         checks = tuple(Check(name="gold", resolved=True, test_seconds=one) for one in seconds)
-        cheat = Check(name="pth", resolved=False, test_seconds=1000.0)
-        lines.append(verdict_on(task_named(name), checks=(*checks, cheat)).model_dump_json() + "\n")
+        checks += tried("pth", test_seconds=1000.0)
+        lines.append(verdict_on(make_task(name), checks=checks).model_dump_json() + "\n")
     report.write_text("".join(lines))
     assert gold_seconds(report) == {"quick": 2.0, "slow": 30.0, "hours": 900.0}
     given = Settings(limits=Limits(grade=1800.0), run=RunOptions(verified=report))
     of = limits_of(given)
-    found = {name: of(task_named(name)).grade for name in (*took, "unknown")}
+    found = {name: of(make_task(name)).grade for name in (*took, "unknown")}
     assert found == {"quick": 60.0, "slow": 150.0, "hours": 1800.0, "old": 1800.0, "unknown": 1800.0}
-    assert limits_of(Settings())(task_named("quick")) == Limits()
+    assert limits_of(Settings())(make_task("quick")) == Limits()
 
 
 def test_task_graded_in_another_image_than_it_was_verified_in_is_told(tmp_path: Path) -> None:
