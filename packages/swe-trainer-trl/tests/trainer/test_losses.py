@@ -33,9 +33,9 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 trainer = steps.trainer
 
 CUTS = [
-    pytest.param((1, 1, 1, 1), 1, 0, id="one row each"),
+    pytest.param((1, 1, 1, 1), 1, 0, id="one row each", marks=pytest.mark.slow),
     pytest.param((1, 5, 1, 1), 4, 0, id="a loser in five chains, four rows a micro-batch"),
-    pytest.param((4, 3, 2, 1), 1, 80, id="packed up to 80 ids"),
+    pytest.param((4, 3, 2, 1), 1, 80, id="packed up to 80 ids", marks=pytest.mark.slow),
 ]
 EPSILON, EPSILON_HIGH, LARGEST = 0.2, 0.28, 1.05
 

@@ -284,13 +284,13 @@ def plain_attention(length: int) -> dict[str, Any]:
 
 
 CUTS = [
-    pytest.param((1, 1, 1, 1), 1, 0, id="one row each"),
+    pytest.param((1, 1, 1, 1), 1, 0, id="one row each", marks=pytest.mark.slow),
     pytest.param((1, 5, 1, 1), 1, 0, id="a loser in five chains"),
-    pytest.param((5, 1, 1, 1), 1, 0, id="a winner in five chains"),
-    pytest.param((2, 2, 2, 2), 4, 0, id="four rows a micro-batch"),
-    pytest.param((3, 5, 2, 2), 12, 0, id="one micro-batch"),
+    pytest.param((5, 1, 1, 1), 1, 0, id="a winner in five chains", marks=pytest.mark.slow),
+    pytest.param((2, 2, 2, 2), 4, 0, id="four rows a micro-batch", marks=pytest.mark.slow),
+    pytest.param((3, 5, 2, 2), 12, 0, id="one micro-batch", marks=pytest.mark.slow),
     pytest.param((4, 3, 2, 1), 1, 80, id="packed up to 80 ids"),
-    pytest.param((4, 3, 2, 1), 1, 150, id="packed up to 150 ids"),
+    pytest.param((4, 3, 2, 1), 1, 150, id="packed up to 150 ids", marks=pytest.mark.slow),
 ]
 
 
