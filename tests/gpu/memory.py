@@ -31,13 +31,13 @@ from swe_trainer_trl.planning.cards import GIB, of_this_machine
 from swe_trainer_trl.planning.training_plan import TrainingPlan, plan_training
 from swe_trainer_trl.trainer import cpu_attention, train
 from swe_trainer_trl.trainer.arguments import lora_config
-from swe_trainer_trl.trainer.ranks import RankJob, joined
+from swe_trainer_trl.trainer.ranks import joined
 
 from .cases import CASES
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/swe-trainer-trl/tests"))
 from planning.models import qwen3
-from two_steps import GROUPS, Transfer, Worker
+from two_steps import GROUPS, Transfer, Worker, job_of
 
 STEPS, ROWS = 3, 4
 """Steps, the last of which is measured, and rows of a group."""
@@ -116,18 +116,7 @@ def trained(model: Path, out: Path, tokens: int, config: TRLConfig) -> dict[str,
     cpu_attention.install()
     vocabulary = AutoConfig.from_pretrained(model).vocab_size
     journal = Journal(out / "train.sqlite")
-    job = RankJob(
-        config=config,
-        directory=out,
-        output_dir=out / "checkpoints",
-        group_size=None,
-        defaults={},
-        model=str(model),
-        tasks=[f"task-{number}" for number in range(GROUPS)],
-        checkpoint=None,
-        over=False,
-        processes=1,
-    )
+    job = job_of(config, out, str(model))
     probe = _Probe()
     with joined(job) if config.sharding == "fsdp" else nullcontext((job.arguments(), None)) as (arguments, _):
         trainer = train._trainer(

@@ -174,6 +174,17 @@ def trainer_of(
     )
 
 
+def job_of(config, out: Path, model: str, step: int = 0, processes: int = 1):
+    """A training of these rows in `out`, from the checkpoint of a step on."""
+    from swe_trainer_trl.trainer.ranks import RankJob  # old versions of TRL train in one process alone
+
+    return RankJob(
+        config=config, directory=out, output_dir=out / "checkpoints", group_size=None, defaults={},
+        over=False, model=model, tasks=[f"task-{number}" for number in range(GROUPS)], processes=processes,
+        checkpoint=out / f"checkpoints/checkpoint-{step}" if step else None,
+    )  # fmt: skip
+
+
 def members(protocol: type) -> dict[str, list[str]]:
     """The methods of a protocol with the names of their parameters."""
     methods = inspect.getmembers(protocol, lambda one: inspect.isfunction(one) and one.__name__[0] != "_")

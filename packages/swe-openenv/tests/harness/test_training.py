@@ -49,24 +49,11 @@ def settings(folder: Path, server: TokenServer) -> list[str]:
 
 def train(folder: Path, server: TokenServer, rollouts: dict[str, Any], steps: int) -> list[dict[str, Any]]:
     """Train into `folder`, and return the rows that reached the trainer."""
-    grpo = {
-        "output_dir": str(folder / "trained"),
-        "vllm_server_base_url": server.url,
-        "num_generations": GROUP,
-        "max_inflight_tasks": GROUP,
-        "max_steps": steps,
-        "per_device_train_batch_size": GROUP,
-        "gradient_accumulation_steps": 1,
-        "token_budget": 0,
-        "max_staleness": 4,
-        "learning_rate": 1e-3,
-        "temperature": 0.9,
-        "save_steps": 1,
-        "save_total_limit": 10,
-        "report_to": "none",
-        "use_cpu": True,
-        "bf16": False,
-    }
+    grpo: dict[str, Any] = dict.fromkeys(("num_generations", "max_inflight_tasks"), GROUP)
+    grpo |= {"output_dir": str(folder / "trained"), "vllm_server_base_url": server.url, "temperature": 0.9}
+    grpo |= {"max_steps": steps, "per_device_train_batch_size": GROUP, "gradient_accumulation_steps": 1}
+    grpo |= {"token_budget": 0, "max_staleness": 4, "learning_rate": 1e-3, "save_steps": 1}
+    grpo |= {"save_total_limit": 10, "report_to": "none", "use_cpu": True, "bf16": False}
     out, rows = folder / "run", folder / "rows.json"
     done = subprocess.run(
         [sys.executable, DRIVER, EXAMPLE, server.directory, *map(json.dumps, (rollouts, grpo)), out, rows],

@@ -182,24 +182,14 @@ def test_http_step_that_runs_out_of_time_says_that_the_episode_goes_on(served: S
         assert (last["done"], last["reward"]) == (True, 1.0)
 
 
+def rpc(method: str, **params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+
+
 def call(url: str, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
     """What the tools of one session answer."""
-    answers = exchange(
-        url,
-        reset(index=0),
-        *(
-            {
-                "type": "mcp",
-                "data": {
-                    "jsonrpc": "2.0",
-                    "id": 1,
-                    "method": "tools/call",
-                    "params": {"name": name, "arguments": arguments},
-                },
-            }
-            for name, arguments in calls
-        ),
-    )
+    asked = [rpc("tools/call", name=name, arguments=arguments) for name, arguments in calls]
+    answers = exchange(url, reset(index=0), *({"type": "mcp", "data": one} for one in asked))
     return [answer["data"] for answer in answers[1:]]
 
 
@@ -217,7 +207,7 @@ def test_tools_run_a_rollout_and_describe_the_server(served: Served) -> None:
     assert ran["result"]["structured_content"]["reward"] == 1.0
     assert "there is no task 'nope'" in json.dumps(wrong)
     with httpx.Client(base_url=served.url) as http:
-        tools = http.post("/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"}).json()
+        tools = http.post("/mcp", json=rpc("tools/list")).json()
     names = {tool["name"] for tool in tools["result"]["tools"]}
     assert names == {"run_rollout", "list_tasks", "capabilities"}
     schema = json.dumps(tools)
@@ -347,16 +337,12 @@ def test_refused_request_is_not_sent_back(served: Served) -> None:
 @pytest.mark.slow
 def test_tool_answers_its_own_rollout_and_keeps_the_episode(served: Served) -> None:
     """Several calls of one session at once."""
-    made = httpx.post(
-        f"{served.url}/mcp",
-        json={"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}},
-    )
+    made = httpx.post(f"{served.url}/mcp", json=rpc("openenv/session/create"))
     session = made.json()["result"]["session_id"]
 
     def ask(index: int) -> Any:
-        called = {"name": "run_rollout", "arguments": {"index": index, "episode_id": f"parallel{index}"}}
-        params = {**called, "session_id": session}
-        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        chosen = {"index": index, "episode_id": f"parallel{index}"}
+        body = rpc("tools/call", name="run_rollout", arguments=chosen, session_id=session)
         return httpx.post(f"{served.url}/mcp", json=body, timeout=60).json()
 
     with ThreadPoolExecutor() as pool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -36,10 +35,6 @@ LISTED = """\
 """
 
 
-def listed(text: str) -> Any:
-    return lambda *_, **__: subprocess.CompletedProcess((), 0, stdout=text)
-
-
 @pytest.mark.parametrize(
     ("visible", "smallest"),
     [
@@ -50,7 +45,8 @@ def listed(text: str) -> Any:
 def test_memory_as_nvidia_smi_lists_it(
     monkeypatch: pytest.MonkeyPatch, visible: tuple[str, ...], smallest: int | None
 ) -> None:
-    monkeypatch.setattr(subprocess, "run", listed(LISTED))
+    ended = subprocess.CompletedProcess((), 0, stdout=LISTED)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
     cards = of_this_machine(visible)
     assert (cards.names, cards.smallest) == (visible, smallest)
 

@@ -14,14 +14,14 @@ from contextlib import closing
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from two_steps import GROUP, GROUPS, ROWS, STEPS, Transfer, Worker, rows
+from two_steps import GROUP, GROUPS, ROWS, STEPS, Transfer, Worker, job_of, rows
 
 from swe_core.rollout.training_records import read_trained
 from swe_trainer_trl.config import TRLConfig
 from swe_trainer_trl.journal.journal import Journal
 from swe_trainer_trl.trainer import cpu_attention, train
 from swe_trainer_trl.trainer.arguments import lora_config
-from swe_trainer_trl.trainer.ranks import RankJob, joined
+from swe_trainer_trl.trainer.ranks import joined
 
 GRPO = {
     "max_steps": STEPS,
@@ -76,18 +76,7 @@ def main(model: str, out: str, given: str) -> None:
         loss=options.get("loss", {}),
         weight_sync="disk",
     )
-    job = RankJob(
-        config=config,
-        directory=Path(out),
-        output_dir=Path(out) / "checkpoints",
-        group_size=None,
-        defaults={},
-        model=model,
-        tasks=[f"task-{number}" for number in range(GROUPS)],
-        checkpoint=Path(out) / f"checkpoints/checkpoint-{step}" if step else None,
-        over=False,
-        processes=processes,
-    )
+    job = job_of(config, Path(out), model, step, processes)
     with joined(job) as (arguments, worker.check_others):
         trainer = train._trainer(
             job,
