@@ -35,21 +35,20 @@ def swe_agents():
 """
 
 HOOK = "from swe_core import hookimpl\n@hookimpl\n"
-OPTION = """
-from swe_core import hookimpl
-from swe_core.api.component import RunOption
-
-@hookimpl
-def swe_options():
+OPTION = (
+    HOOK
+    + """def swe_options():
+    from swe_core.api.component import RunOption
     return [RunOption("{flag}", "{setting}", "How weights are sent.", "HOW")]
 """
-WORKER = """
-from swe_core import Component, hookimpl
-
-@hookimpl
-def swe_workers():
+)
+WORKER = (
+    HOOK
+    + """def swe_workers():
+    from swe_core import Component
     return [Component("training", lambda config: None, defaults={defaults}, settings={settings})]
 """
+)
 
 
 @pytest.fixture

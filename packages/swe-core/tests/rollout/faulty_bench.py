@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 from swe_core.api.agent import AgentContext, AgentEvent, AgentExit, HostTool
-from swe_core.api.engine import ChatRequest, Completion, Delta, Emit, Engine, EngineSession, Sampled, Usage
+from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Sampled, Usage
 from swe_core.api.grader import Grade, Graded
 from swe_core.api.limits import Budgets
 from swe_core.api.records import Rollout, Turn
@@ -134,28 +135,14 @@ class Agent(Talker):
         super().__init__()
         self._faults = faults
 
-    def _say(self, point: str, ctx: AgentContext, result: Any) -> Any:
-        return self._faults.call(f"agent.{point}", f"{ctx.task.instance_id}-0", result)
-
     def files(self, ctx: AgentContext) -> Mapping[str, bytes]:
-        return self._say("files", ctx, {"/tmp/settings": b"{}"})
-
-    def command(self, ctx: AgentContext) -> Sequence[str]:
-        return self._say("command", ctx, super().command(ctx))
-
-    def env(self, ctx: AgentContext) -> Mapping[str, str]:
-        return self._say("env", ctx, super().env(ctx))
-
-    def stdin(self, ctx: AgentContext) -> bytes | None:
-        return self._say("stdin", ctx, None)
+        return {"/tmp/settings": b"{}"}
 
     def tools(self, ctx: AgentContext) -> Sequence[HostTool[Any]]:
-        name = f"{ctx.task.instance_id}-0"
-
         async def look(arguments: Nothing) -> str:
-            return await self._faults.wait("tool.run", name, "seen")
+            return await self._faults.wait("tool.run", f"{ctx.task.instance_id}-0", "seen")
 
-        return self._say("tools", ctx, [HostTool("look", "Looks.", Nothing, look)])
+        return [HostTool("look", "Looks.", Nothing, look)]
 
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         name = BAD if BAD in line else "another"
@@ -163,27 +150,6 @@ class Agent(Talker):
 
     def failure(self, ended: AgentExit) -> str | None:
         return self._faults.call("agent.failure", ended.stderr_tail, super().failure(ended))
-
-
-class Told(Reply):
-    """A reply in the agent's dialect, each of whose parts may fail."""
-
-    def __init__(self, faults: Faults, name: str, reply: Reply) -> None:
-        self._faults = faults
-        self._name = name
-        self._reply = reply
-
-    def body(self, completion: Completion) -> bytes:
-        return self._faults.call("reply.body", self._name, self._reply.body(completion))
-
-    def delta(self, delta: Delta) -> bytes:
-        return self._faults.call("reply.delta", self._name, self._reply.delta(delta))
-
-    def end(self, completion: Completion) -> bytes:
-        return self._faults.call("reply.end", self._name, self._reply.end(completion))
-
-    def failed(self, problem: Any) -> bytes:
-        return self._reply.failed(problem)
 
 
 def name_of(one: Any) -> str:
@@ -213,6 +179,14 @@ def disturb(faults: Faults, patched: pytest.MonkeyPatch) -> None:
             return await faults.wait(point, name_of(one), await real(one, *args, **more))
 
         patched.setattr(kind, method, call)
+
+    def told(method: str) -> None:
+        real = getattr(Agent, method)
+
+        def call(agent: Agent, ctx: AgentContext) -> Any:
+            return faults.call(f"agent.{method}", f"{ctx.task.instance_id}-0", real(agent, ctx))
+
+        patched.setattr(Agent, method, call)
 
     def observed(method: str) -> None:
         real = getattr(Witness, method)
@@ -269,14 +243,22 @@ def disturb(faults: Faults, patched: pytest.MonkeyPatch) -> None:
         add_turn(self, turn)
 
     def replying(self: ChatCompletions, asked: ParsedRequest, model: str) -> Reply:
-        name = str(asked.messages[0]["content"])
-        return faults.call("dialect.reply", name, Told(faults, name, reply(self, asked, model)))
+        name, real = str(asked.messages[0]["content"]), reply(self, asked, model)
+
+        def told(part: str, write: Callable[[Any], bytes], what: Any) -> Any:
+            return faults.call(f"reply.{part}", name, write(what))
+
+        for part in ("body", "delta", "end"):
+            setattr(real, part, partial(told, part, getattr(real, part)))
+        return faults.call("dialect.reply", name, real)
 
     for kind, method, point in (
         (Inside, "wait", "process.wait"), (Inside, "kill", "process.kill"),
         (Box, "start", "sandbox.start"), (Box, "kill_all", "sandbox.kill_all"),
     ):  # fmt: skip
         awaited(kind, method, point)
+    for method in ("files", "command", "env", "stdin", "tools"):
+        told(method)
     for method in ("started", "phase", "turn", "finished"):
         observed(method)
     for owner, name, other in (
@@ -320,18 +302,15 @@ async def run_three(path: Path, faults: Faults, patch: pytest.MonkeyPatch) -> Ru
 
 def comparable(run: RunDirectory) -> dict[str, Any]:
     """What was recorded of each rollout, without times."""
-    return {rollout.id: _timeless(run, rollout) for rollout in run.rollouts()}
-
-
-def _timeless(run: RunDirectory, rollout: Rollout) -> dict[str, Any]:
-    record = rollout.model_dump(mode="json", exclude={"started_at", "seconds", "phases"})
-    record["phases"] = {name for name, seconds in rollout.phases.model_dump().items() if seconds is not None}
-    for one in record["sandboxes"]:
-        del one["seconds"]
-    turns = run.turns(rollout.id)
-    folder = run.path / "rollouts" / rollout.id
-    return {
-        **record,
-        "on disk": [turn.model_dump(mode="json", exclude={"started_at", "seconds"}) for turn in turns],
-        "files": sorted(file.name for file in folder.iterdir()),
-    }
+    records = {}
+    for rollout in run.rollouts():
+        record = rollout.model_dump(mode="json", exclude={"started_at", "seconds", "phases"})
+        phases = rollout.phases.model_dump().items()
+        record["phases"] = {name for name, seconds in phases if seconds is not None}
+        for one in record["sandboxes"]:
+            del one["seconds"]
+        times = {"started_at", "seconds"}
+        record["on disk"] = [turn.model_dump(mode="json", exclude=times) for turn in run.turns(rollout.id)]
+        record["files"] = sorted(file.name for file in (run.path / "rollouts" / rollout.id).iterdir())
+        records[rollout.id] = record
+    return records

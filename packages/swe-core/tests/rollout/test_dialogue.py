@@ -58,24 +58,22 @@ class Talker(InteractiveAgent):
 
 
 async def test_dialogue_takes_turns_and_starts_again() -> None:
-    agent = Talker(["one", "two"], ["three"])
+    said = ["one", "two", "x" * 300_000]  # more than a pipe holds
+    agent = Talker(said[:2], said[2:])
     trial = await run_once(agent, ScriptedModel("1", "2", "3"))
     assert (trial.failure, trial.exit_code) == (None, 0)
     assert agent.heard == trial.texts("text") == ["1", "2", "3"]
-    assert [turn.messages[0]["content"] for turn in trial.turns] == ["one", "two", "three"]
+    assert [turn.messages[0]["content"] for turn in trial.turns] == said
     assert "1\n2\n3\n" in trial.log
 
 
-async def test_dialogue_sends_more_than_a_pipe_holds() -> None:
-    agent = Talker(["x" * 300_000])
-    trial = await run_once(agent, ScriptedModel("long"))
-    assert len(trial.turns[0].messages[0]["content"]) == 300_000
-
-
-async def test_dialogue_that_fails_is_an_error_of_the_agent() -> None:
+async def test_dialogue_that_fails_is_an_error_of_the_agent_unless_a_budget_is_spent() -> None:
     trial = await run_once(Talker(["one"], fails="it refuses"), ScriptedModel())
     assert isinstance(trial.failure, AgentError)
     assert "it refuses" in str(trial.failure)
+    agent = Talker(["one", "two"], fails="it was stopped")
+    trial = await run_once(agent, ScriptedModel("1"), budget=Budgets(turns=1))
+    assert (trial.failure, trial.ended_by) == (None, "turns")
 
 
 class Listening(Talker):
@@ -100,12 +98,6 @@ async def test_missing_program_of_a_dialogue_is_named() -> None:
     assert isinstance(trial.failure, AgentError)
     said = "the agent 'talker' cannot start, because its program 'no-such-agent' is missing in the sandbox: "
     assert str(trial.failure).startswith(said)
-
-
-async def test_dialogue_that_fails_after_a_spent_budget_is_no_error() -> None:
-    agent = Talker(["one", "two"], fails="it was stopped")
-    trial = await run_once(agent, ScriptedModel("1"), budget=Budgets(turns=1))
-    assert (trial.failure, trial.ended_by) == (None, "turns")
 
 
 async def test_dialogue_with_an_ended_process_ends_its_lines() -> None:

@@ -45,11 +45,12 @@ CASES: list[tuple[str, Kind]] = [
     *((point, "cancelled") for point in AWAITED),
 ]
 BY_PHASE = {"open": "sandbox", "prepare": "sandbox", "agent": "agent", "export": "agent", "grade": "grader"}
-_undisturbed: list[tuple[dict[str, Any], Counter[str]]] = []
+Undisturbed = tuple[dict[str, Any], Counter[str]]
+_undisturbed: list[Undisturbed] = []
 
 
 @pytest.fixture
-async def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], Counter[str]]:
+async def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Undisturbed:
     """The records of a run where nothing fails, and the calls that were made for `BAD`."""
     if not _undisturbed:
         faults = Faults()
@@ -58,9 +59,7 @@ async def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[
     return _undisturbed[0]
 
 
-async def test_undisturbed_run_resolves_and_covers_every_point(
-    undisturbed: tuple[dict[str, Any], Counter[str]],
-) -> None:
+async def test_undisturbed_run_resolves_and_covers_every_point(undisturbed: Undisturbed) -> None:
     records, seen = undisturbed
     assert sorted(seen) == POINTS, "each point is one where something fails below"
     for record in records.values():
@@ -73,10 +72,7 @@ def expected(point: str, kind: Kind, phase: str) -> str:
     """The boundary that a failure in this phase belongs to."""
     if point.startswith(ENGINES):
         return "engine"
-    if kind == "cancelled" and point not in (
-        "process.kill",
-        "provider.close",
-    ):  # it does not say where it was
+    if kind == "cancelled" and point not in ("process.kill", "provider.close"):  # it says not where it was
         return BY_PHASE[phase]
     if (point, kind) == ("provider.open", "wrong"):  # it is no sandbox, also where a grader opens it
         return "sandbox"
@@ -92,13 +88,9 @@ def expected(point: str, kind: Kind, phase: str) -> str:
     [pytest.param(point, kind, marks=() if kind == "raises" else pytest.mark.slow) for point, kind in CASES],
 )
 async def test_failure_ends_its_own_rollout_only(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    undisturbed: tuple[dict[str, Any], Counter[str]],
-    point: str,
-    kind: Kind,
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    undisturbed: Undisturbed, point: str, kind: Kind,
+) -> None:  # fmt: skip
     before, seen = undisturbed
     for nth in range(seen[point]):
         caplog.clear()
@@ -122,12 +114,9 @@ async def test_failure_ends_its_own_rollout_only(
 
 @pytest.mark.parametrize("point", SHIELDED)
 async def test_hanging_collaborator_is_abandoned(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    undisturbed: tuple[dict[str, Any], Counter[str]],
-    point: str,
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    undisturbed: Undisturbed, point: str,
+) -> None:  # fmt: skip
     """Also if it ignores cancellation or is shielded from it."""
     monkeypatch.setattr(detached, "CLOSING", 0.05)
     monkeypatch.setattr(state, "SANDBOX_CLOSING", 0.05)

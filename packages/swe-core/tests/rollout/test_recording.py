@@ -160,7 +160,10 @@ async def test_replayed_stream_comes_in_pieces(tmp_path: Path) -> None:
 
 
 async def test_replay_sessions_are_separate_and_forgotten_at_their_end(tmp_path: Path) -> None:
+    """An auxiliary call uses up no reply."""
     engine = _replay(tmp_path, _line("first", "second"))
+    title = ChatRequest({"messages": MESSAGES}, MESSAGES, auxiliary="title")
+    assert (await engine.complete(title, _who(rollout="a"))).message["content"] == "title"
 
     async def ask(rollout: str) -> Any:
         return (await engine.complete(REQUEST, _who(rollout=rollout))).message["content"]
@@ -179,7 +182,10 @@ async def test_replay_without_a_reply_is_an_error(tmp_path: Path) -> None:
         await engine.complete(REQUEST, _who())
 
 
-def test_invalid_line_of_a_recording_is_named(tmp_path: Path) -> None:
+def test_missing_recording_is_an_error_and_an_invalid_line_is_named(tmp_path: Path) -> None:
+    for missing in (None, Path("/nowhere/r.jsonl"), Path("/")):
+        with pytest.raises(ConfigError, match=r"pass --recording FILE|cannot be read .*name an existing"):
+            ReplayEngine(ReplayConfig(file=missing))
     for line, problem in (
         ("{not json", "Invalid JSON"),
         ('{"task_id": 7, "replies": []}', "task_id: .*string"),
@@ -189,12 +195,6 @@ def test_invalid_line_of_a_recording_is_named(tmp_path: Path) -> None:
         file = tmp_path / "r.jsonl"
         file.write_text(json.dumps(_line("hi")) + "\n\n" + line + "\n")
         with pytest.raises(ConfigError, match=rf"line 3 of the recording '.*r\.jsonl' .*({problem})"):
-            ReplayEngine(ReplayConfig(file=file))
-
-
-def test_missing_recording_is_an_error() -> None:
-    for file in (None, Path("/nowhere/r.jsonl"), Path("/")):
-        with pytest.raises(ConfigError, match=r"pass --recording FILE|cannot be read .*name an existing"):
             ReplayEngine(ReplayConfig(file=file))
 
 
@@ -210,10 +210,3 @@ async def test_replayed_shell_command_calls_the_shell_tool_of_the_agent(tmp_path
     called = answered.message["tool_calls"][0]["function"]
     assert called == {"name": "exec_command", "arguments": '{"cmd":"ls"}'}
     assert (await engine.complete(REQUEST, _who())).message == message
-
-
-async def test_auxiliary_call_uses_up_no_recorded_reply(tmp_path: Path) -> None:
-    engine = _replay(tmp_path, _line("hi"))
-    title = ChatRequest({"messages": MESSAGES}, MESSAGES, auxiliary="title")
-    assert (await engine.complete(title, _who())).message["content"] == "title"
-    assert (await engine.complete(REQUEST, _who())).message["content"] == "hi"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -48,10 +49,7 @@ def fail(bench: Bench, where: str, times: int = 1, error: Exception | None = Non
         if where in ("open", "grade"):
             raise problem
 
-        async def failing(*args: object, **kwargs: object) -> None:
-            raise problem
-
-        sandbox.kill_all = failing
+        sandbox.kill_all = AsyncMock(side_effect=problem)  # type: ignore[method-assign]  # of this one
 
     bench.provider.on_open = opened
 

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import strategies as st
@@ -43,6 +44,9 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def size_of(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
+
+
+full = Mock(side_effect=OSError(28, "No space left on device"))
 
 
 class Runs(RuleBasedStateMachine):
@@ -189,9 +193,7 @@ class Runs(RuleBasedStateMachine):
         def write(descriptor: int, data: bytes) -> int:
             nonlocal left
             done, left = data[:left], left - len(data[:left])
-            if not done:
-                raise OSError(28, "No space left on device")
-            return real(descriptor, done)
+            return real(descriptor, done) if done else full()
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(os, "write", write)
@@ -251,10 +253,6 @@ class Runs(RuleBasedStateMachine):
 
     def fails_to_resume(self, again: set[Any]) -> None:
         """On a full disk: nothing changes."""
-
-        def full(descriptor: int) -> None:
-            raise OSError(28, "No space left on device")
-
         before = self.file.read_bytes()
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(os, "fsync", full)

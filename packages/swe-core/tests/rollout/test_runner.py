@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import aiohttp
 import anyio
@@ -176,26 +177,23 @@ async def test_late_cancellation_changes_nothing(bench: Bench) -> None:
     bench.accounted()
 
 
-@pytest.mark.parametrize(
-    ("what", "outcome", "why"), [("engine", "cancelled", "stale"), ("sandbox", "error", None)]
-)
+@pytest.mark.parametrize("what", ["engine", "sandbox"])
 async def test_failed_teardown_leaves_a_balanced_record(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, what: str, outcome: str, why: str | None
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """An engine error in a cancelled rollout is ignored; a sandbox that does not close is an error."""
-
-    async def failing(session: object) -> None:
-        raise EngineUnavailable("the server is gone")
-
     if what == "engine":
-        monkeypatch.setattr(bench.engine, "end", failing)
+        monkeypatch.setattr(
+            bench.engine, "end", AsyncMock(side_effect=EngineUnavailable("the server is gone"))
+        )
     bench.provider.closes = what != "sandbox"
     bench.agent.staying = {bench.first.task.instance_id}
     bench.witness.on_turn = lambda rollout_id: bench.runner.cancel(rollout_id, "stale")
     rollout = (await bench.runner.run(bench.first)).rollout
-    assert (rollout.outcome, rollout.cancelled_as) == (outcome, why)
-    assert (rollout.failure.boundary if rollout.failure else None) == (None if why else what)
-    assert rollout.ledger.dropped == {why or outcome: rollout.ledger.sampled}
+    boundary = rollout.failure.boundary if rollout.failure else None
+    expected = ("cancelled", "stale", None) if what == "engine" else ("error", None, "sandbox")
+    assert (rollout.outcome, rollout.cancelled_as, boundary) == expected
+    assert rollout.ledger.dropped == {expected[1] or "error": rollout.ledger.sampled}
     bench.accounted()
 
 
@@ -224,11 +222,8 @@ async def test_outer_cancellation_is_recorded_and_propagates(bench: Bench, why: 
 
 
 async def test_unwritable_run_directory_is_an_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(rollout: Rollout) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(bench.run, "append", full)
+        patched.setattr(bench.run, "append", Mock(side_effect=OSError(28, "No space left on device")))
         with pytest.raises(SweError, match=r"cannot write to the run directory .*No space left"):
             await bench.runner.run(bench.first)
     assert (bench.first.id, "finished") not in bench.witness.seen
@@ -295,12 +290,7 @@ ELSEWHERE = ["it ended before its first call, or is configured to call another e
 @pytest.mark.parametrize(
     ("talk", "limits", "budget", "says"),
     [
-        (
-            lambda caller: anyio.sleep_forever(),
-            {"first_call": 0.05},
-            {},
-            ["within 0.05 s (limits.first_call)", "cannot reach this one"],
-        ),
+        (nothing, {"first_call": 0.05}, {}, ["within 0.05 s (limits.first_call)", "cannot reach this one"]),
         (only_submit, {}, {"turns": 9}, ELSEWHERE),
         (nothing, {}, {"wall": 0.05}, ELSEWHERE),
         (lambda caller: caller.ask(PICTURE), {}, {}, ["its only request was refused: messages[0]: "]),
@@ -344,10 +334,7 @@ async def test_verdict_whose_reward_cannot_be_shaped_is_kept_and_ends_the_run(be
     """The other rollout is cancelled, as at any stop."""
     bench.agent.staying = {bench.second.task.instance_id}
 
-    def broken(rollout: Rollout, reward: float) -> float:
-        raise PluginError("the plugin 'mine' returned nan")
-
-    bench.runner._shape = broken
+    bench.runner._shape = Mock(side_effect=PluginError("the plugin 'mine' returned nan"))
     with pytest.raises(RunStopped, match=r"'mine' returned nan; the run was stopped, .* --resume "):
         await bench.runner.run_all()
     assert bench.run.finished() == {bench.second.id: "cancelled"}
@@ -367,11 +354,7 @@ async def test_failing_auxiliary_of_an_agent_fails_the_rollout(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, although the agent could retry its call."""
-
-    def auxiliary(request: ChatRequest) -> str | None:
-        raise KeyError("title")
-
-    monkeypatch.setattr(bench.agent, "auxiliary", auxiliary)
+    monkeypatch.setattr(bench.agent, "auxiliary", Mock(side_effect=KeyError("title")))
     rollout = (await bench.runner.run(bench.first)).rollout
     assert rollout.failure.boundary == "agent"
     assert "failed in auxiliary(): KeyError: 'title'" in rollout.failure.message

@@ -72,16 +72,6 @@ def test_damaged_vocabulary_is_none(tmp_path: Path) -> None:
     assert read_vocabulary(tmp_path) is None
 
 
-def test_full_disk_leaves_no_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_vocabulary(tmp_path, TokenTable("t", [b"a"], {}))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_rows_come_back_in_order(tmp_path: Path) -> None:
     rows = [row(1, "a"), row(1, "a", number=2), row(1, "b"), row(2, "b", number=1)]
     write(tmp_path / TRAINED_FILE, *rows)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import anyio
 import pytest
@@ -130,10 +131,7 @@ async def test_rollout_is_kept_until_it_is_acknowledged(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Spool, "add", full)
+    monkeypatch.setattr(Spool, "add", Mock(side_effect=OSError(28, "No space left on device")))
     async with serving() as node:
         await node.answer("begin", begin(tmp_path / "spool"))
         await node.answer("start", start())
@@ -144,18 +142,10 @@ async def test_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 async def test_older_news_of_the_version_is_ignored(tmp_path: Path) -> None:
     async with serving() as node:
         await node.answer("begin", begin(tmp_path))
-        versions: list[int] = []
-
-        class Engine:
-            unfit = None
-
-            def set_policy_version(self, version: int) -> None:
-                versions.append(version)
-
-        node._engine = Engine()  # type: ignore[assignment]  # the part that is asked
+        node._engine = engine = Mock(unfit=None)
         for number, version in ((2, 7), (1, 6), (3, 8)):
             await node.answer("version", to_bytes(SetVersion(number=number, version=version)))
-        assert versions == [7, 8]
+        assert engine.set_policy_version.mock_calls == [call(7), call(8)]
 
 
 async def test_log_reaches_the_driver_without_secrets(tmp_path: Path) -> None:

@@ -13,16 +13,18 @@ import tarfile
 import threading
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import anyio
 import anyio.lowlevel
 import orjson
 import pytest
 
-from swe_core.api.records import Rollout
 from swe_core.api.worker import FinishedRollout
 from swe_core.errors import SweError
 from swe_core.rollout.nodes.messages import Begin, Poll, Start, TurnEvent, from_bytes, to_bytes
@@ -39,16 +41,14 @@ __all__ = ["impatient"]
 pytestmark = pytest.mark.anyio
 
 
-def record_of(rollout: Rollout) -> bytes:
-    return orjson.dumps(rollout.model_dump(mode="json"))
-
-
-def spooled(path: Path, name: str, files: dict[str, bytes]) -> None:
+def spooled(path: Path, name: str, files: dict[str, bytes], outcome: str = "resolved") -> Spool:
     folder = path / f"folder-{name}"
     folder.mkdir(parents=True)
     for file, content in files.items():
         (folder / file).write_bytes(content)
-    Spool(path / "spool").add("r", record_of(make_rollout(id="r")), (), folder)
+    rollout = make_rollout(id="r", outcome=outcome).model_dump(mode="json")
+    (spool := Spool(path / "spool")).add("r", orjson.dumps(rollout), (), folder)
+    return spool
 
 
 async def test_damaged_archive_is_refused(tmp_path: Path) -> None:
@@ -69,9 +69,8 @@ async def test_damaged_archive_is_refused(tmp_path: Path) -> None:
 
 async def test_two_tries_of_one_spool_do_not_mix(tmp_path: Path) -> None:
     """The file is replaced while it is read in parts."""
-    spool = Spool(tmp_path / "spool")
     big = {"agent.log": b"A" * PART, "turns.jsonl": b"A" * 10, "patch.diff": b"A"}
-    spooled(tmp_path, "a", big)
+    spool = spooled(tmp_path, "a", big)
     file = io.BytesIO(spool.read("r", 0))
     file.seek(0, 2)
     spooled(tmp_path, "b", {name: content.replace(b"A", b"B") for name, content in big.items()})
@@ -92,19 +91,16 @@ async def test_start_of_a_node_leaves_the_folders_of_one_that_still_ends(tmp_pat
         assert os.listdir(spool) == [".n.old"]
 
 
-class _Site:
-    notes = ()
-    counters = b""
-
-    async def run(self, request: Any, observer: Any, commit: Any, agent: Any = None) -> None:
-        await anyio.sleep_forever()
-
-    def cancel(self, rollout_id: str, why: str | None) -> None:
-        """Nothing ends early here."""
+async def for_ever(*_: object) -> None:
+    await anyio.sleep_forever()
 
 
 class OpenNode(RolloutNode):
-    site: Any = _Site()
+    """A node whose rollouts are what `runs` does."""
+
+    def __init__(self, runs: Any = for_ever, redactor: Redactor | None = None) -> None:
+        super().__init__(redactor or Redactor())
+        self.site: Any = SimpleNamespace(notes=(), counters=b"", run=runs, cancel=lambda *_: None)
 
     async def _open(self, stack: Any) -> None:
         self._site = self.site
@@ -121,7 +117,7 @@ def begin(path: Path, epoch: int) -> Begin:
 @asynccontextmanager
 async def begun(path: Path, node: OpenNode | None = None, epoch: int = 1) -> AsyncIterator[OpenNode]:
     """A node that has opened for a driver."""
-    node = node or OpenNode(Redactor())
+    node = node or OpenNode()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(node.run)
         await node.answer("begin", to_bytes(begin(path, epoch)))
@@ -132,13 +128,10 @@ async def begun(path: Path, node: OpenNode | None = None, epoch: int = 1) -> Asy
 async def test_late_begin_does_not_make_a_node_ignore_starts(tmp_path: Path) -> None:
     ran: list[str] = []
 
-    class Site(_Site):
-        async def run(self, request: Any, observer: Any, commit: Any, agent: Any = None) -> None:
-            ran.append(request.id)
+    async def run(request: Any, *_: object) -> None:
+        ran.append(request.id)
 
-    node = OpenNode(Redactor())
-    node.site = Site()
-    async with begun(tmp_path, node, epoch=2):
+    async with begun(tmp_path, OpenNode(run), epoch=2) as node:
         await node.answer("begin", to_bytes(begin(tmp_path, 1)))  # its answer was given up; it arrives late
         assert await node.answer("start", to_bytes(Start(epoch=2, request=request("r")))) == b"+"
         await anyio.lowlevel.checkpoint()
@@ -211,10 +204,7 @@ async def test_malformed_answer_takes_the_node_out(tmp_path: Path) -> None:
     one, two = SimulatedNode("one", slots=1), SimulatedNode("two", slots=1)
     async with driver(tmp_path, one, two) as made:
         await made.pool.joined(all_of_them=True)
-
-        async def broken(message: bytes) -> bytes:
-            return b"0 Internal Server Error"
-
+        broken = AsyncMock(return_value=b"0 Internal Server Error")
         one._on_poll = broken  # type: ignore[method-assign]  # of this one only
         one._wake()
         await made.submit_all("r0", "r1", "r2")
@@ -273,15 +263,11 @@ async def test_events_of_other_threads_keep_their_order(tmp_path: Path) -> None:
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        threads = [
-            threading.Thread(target=lambda: [node._log(30, "x") for _ in range(2000)]) for _ in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        for _ in range(2000):
-            node._log(30, "y")
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(2) as pool:
+            for _ in range(2):
+                pool.submit(lambda: [node._log(30, "x") for _ in range(2000)])
+            for _ in range(2000):
+                node._log(30, "y")
     finally:
         sys.setswitchinterval(before)
     await anyio.lowlevel.checkpoint()
@@ -300,9 +286,7 @@ async def test_log_of_a_thread_wakes_the_poll(tmp_path: Path) -> None:
 
 async def test_error_to_run_again_is_not_committed_when_its_node_joins_late(tmp_path: Path) -> None:
     fast, late = SimulatedNode("fast"), SimulatedNode("late")
-    (folder := tmp_path / "f").mkdir()
-    Spool(tmp_path / "s").add("r", record_of(make_rollout(id="r", outcome="error")), (), folder)
-    late.finished["r"] = Spool(tmp_path / "s").read("r", 0)
+    late.finished["r"] = spooled(tmp_path, "a", {}, "error").read("r", 0)
     async with driver(tmp_path, fast, growing=True) as made:
         await made.pool.recover(made.commit, [], ["error"])
         made.pool.add(late)
@@ -325,16 +309,13 @@ async def test_record_of_a_node_has_no_token_of_its_rollout(tmp_path: Path) -> N
     """As in one process, where `commit` runs while the rollout's tokens are known."""
     redactor = Redactor()
 
-    class Site(_Site):
-        async def run(self, request: Any, observer: Any, commit: Any, agent: Any = None) -> None:
-            (tmp_path / ".x" / request.id).mkdir(parents=True)
-            redactor.add("swe_tok_secret")
-            commit(FinishedRollout(make_rollout(id="r", outcome="error", model="swe_tok_secret")))
-            redactor.discard("swe_tok_secret")  # as `run_rollout` does
+    async def run(request: Any, observer: Any, commit: Any, *_: object) -> None:
+        (tmp_path / ".x" / request.id).mkdir(parents=True)
+        redactor.add("swe_tok_secret")
+        commit(FinishedRollout(make_rollout(id="r", outcome="error", model="swe_tok_secret")))
+        redactor.discard("swe_tok_secret")  # as `run_rollout` does
 
-    node = OpenNode(redactor)
-    node.site = Site()
-    async with begun(tmp_path, node):
+    async with begun(tmp_path, OpenNode(run, redactor)) as node:
         await node.answer("start", to_bytes(Start(epoch=1, request=request("r"))))
         while node._running:  # noqa: ASYNC110 (the node has no event for it)
             await anyio.sleep(0.01)
@@ -346,12 +327,9 @@ async def test_interrupted_try_does_not_replace_a_finished_one(tmp_path: Path) -
     spooled(tmp_path, "a", {"turns.jsonl": b"x"})
     kept = (tmp_path / "spool" / "r.tar").read_bytes()
 
-    class Ending(_Site):
-        async def run(self, request: Any, observer: Any, commit: Any, agent: Any = None) -> None:
-            commit(FinishedRollout(make_rollout(id="r", outcome="cancelled", reward=None)))
+    async def run(request: Any, observer: Any, commit: Any, *_: object) -> None:
+        commit(FinishedRollout(make_rollout(id="r", outcome="cancelled", reward=None)))
 
-    node = OpenNode(Redactor())
-    node.site = Ending()
-    async with begun(tmp_path / "spool", node):
+    async with begun(tmp_path / "spool", OpenNode(run)) as node:
         await node._rollout(request("r"))
     assert (tmp_path / "spool" / "r.tar").read_bytes() == kept

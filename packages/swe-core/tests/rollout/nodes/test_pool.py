@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from random import Random
-from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import anyio
 import pytest
@@ -237,10 +237,7 @@ async def test_long_split_runs_rollouts_elsewhere_and_what_returns_counts_once(t
 async def test_full_run_directory_ends_the_rollout_and_not_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    def full(*arguments: object) -> Any:
-        raise OSError(28, "No space left on device")
-
-    node = SimulatedNode("one")
+    node, full = SimulatedNode("one"), Mock(side_effect=OSError(28, "No space left on device"))
     async with driver(tmp_path, node) as made:
         with monkeypatch.context() as patched:
             patched.setattr(node_module if fails == "unpack" else made, fails, full)
@@ -308,11 +305,8 @@ async def test_node_with_a_full_disk_gets_no_more_rollouts(tmp_path: Path) -> No
 async def test_node_that_refuses_the_run_or_fails_to_start_is_left_out(tmp_path: Path) -> None:
     one, two, three = SimulatedNode("one"), SimulatedNode("two"), SimulatedNode("three")
     one.refusal = "it has swe-core 0.9, and the driver 1.0: install the same version"
-
-    async def start() -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")  # a `fork` without memory
-
-    two.start = start  # type: ignore[method-assign]  # of this one only
+    no_memory = BlockingIOError(11, "Resource temporarily unavailable")
+    two.start = AsyncMock(side_effect=no_memory)  # type: ignore[method-assign]  # of this one only
     async with driver(tmp_path, one, two, three) as made:
         await made.submit("r")
         assert three.began == ["r"]
@@ -325,12 +319,7 @@ async def test_run_without_a_node_that_opens_does_not_start(
     monkeypatch.setattr("swe_core.rollout.nodes.pool.OPENING", 0.1)
     one, two, silent = SimulatedNode("one"), SimulatedNode("two"), SimulatedNode("silent")
     one.refusal = two.refusal = "its clock is 3600 s ahead"
-
-    async def never(message: bytes) -> bytes:
-        await anyio.sleep_forever()
-        raise AssertionError
-
-    silent._on_begin = never  # type: ignore[method-assign]  # of this one only
+    silent._on_begin = lambda message: anyio.sleep_forever()  # type: ignore[assignment]  # of this one only
     for nodes, why in (
         ([one, two], "one, two: its clock is 3600 s ahead"),
         ([silent], "silent: it did not open within 0.1 s"),

@@ -257,10 +257,7 @@ async def test_cancelled_verify_keeps_results_and_closes_sandboxes(
     assert scope.cancelled_caught
     assert found == ["t__adder-0"]
     assert counting.open_now == 0
-
-    def full(*one: object) -> None:
-        raise SweError("the disk is full")  # which ends it, too
-
+    full = Mock(side_effect=SweError("the disk is full"))  # ends it, too
     with pytest.raises(SweError, match="the disk is full"):
         await verify_tasks(tasks, methods(ScriptedGrader(honest)), concurrency=1, cache=None, done=full)
 
@@ -268,15 +265,12 @@ async def test_cancelled_verify_keeps_results_and_closes_sandboxes(
 async def test_timeout_names_what_did_not_end(
     make_task: Any, methods: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Hanging:
-        async def grade(self, *args: object) -> None:
-            await anyio.sleep_forever()
-
+    hanging = SimpleNamespace(grade=lambda *_: anyio.sleep_forever())
     limits = Limits(open=5.0, prepare=5.0, grade=0.1)
     clock = anyio.move_on_after
     monkeypatch.setattr(
         anyio, "move_on_after", lambda seconds: clock(0.2 if seconds == limits.verdict else seconds)
     )
-    verdict = await one(methods(Hanging(), limits=limits), make_task())
+    verdict = await one(methods(hanging, limits=limits), make_task())
     says = "grading the patch 'gold' did not end within the 30.3 s that [limits] allows"
     assert (verdict.verdict, verdict.reason) == ("error", says)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -120,12 +121,8 @@ def test_tasks_without_cheats_are_rejected(tmp_path: Path) -> None:
 def test_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = ReportFile(path := tmp_path / "report.jsonl")
     report.append(verdict_on(A))
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as broken:
-        broken.setattr("os.fsync", full)
+        broken.setattr("os.fsync", Mock(side_effect=OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space left"):
             report.append(verdict_on(B))
     report.append(verdict_on(C))
