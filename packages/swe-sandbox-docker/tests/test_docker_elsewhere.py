@@ -130,7 +130,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.Monke
     return monkeypatch
 
 
-def test_address_is_that_of_docker_py(environment: pytest.MonkeyPatch) -> None:
+def test_address_is_that_of_docker_py(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for host, path, tcp in (
         (None, "/var/run/docker.sock", ("", 0)),
         ("unix:///run/user/1/docker.sock", "/run/user/1/docker.sock", ("", 0)),
@@ -140,9 +140,7 @@ def test_address_is_that_of_docker_py(environment: pytest.MonkeyPatch) -> None:
             environment.setenv("DOCKER_HOST", host)
         address = resolve()
         assert (address.path, (address.host, address.port)) == (path, tcp)
-
-
-def test_context_names_the_engine(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environment.delenv("DOCKER_HOST")
     (tmp_path / "config.json").write_text(json.dumps({"currentContext": "mine"}))
     docker.ContextAPI.create_context("mine", host="unix:///run/mine.sock")
     assert resolve().path == "/run/mine.sock"

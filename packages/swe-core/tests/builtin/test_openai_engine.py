@@ -15,14 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_core.api.engine import ChatRequest, Completion, EngineSession, Usage
-from swe_core.builtin.http_engine import (
-    BACKOFF,
-    MAX_WAIT,
-    ErrorTranslator,
-    RetryAfterWait,
-    Transient,
-    key_check,
-)
+from swe_core.builtin import http_engine
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai import engine as engine_module
 from swe_core.builtin.openai.engine import OpenAIEngine
@@ -190,11 +183,11 @@ def test_wait_is_what_the_provider_asks_for_or_grows_with_jitter_up_to_a_cap() -
     def wait(attempt: int, *wish: float) -> float:
         state = tenacity.RetryCallState(tenacity.AsyncRetrying(), None, (), {})
         state.attempt_number = attempt
-        error = Transient("busy", *wish)
+        error = http_engine.Transient("busy", *wish)
         state.set_exception((type(error), error, error.__traceback__))
-        return RetryAfterWait(BACKOFF)(state)
+        return http_engine.RetryAfterWait(http_engine.BACKOFF)(state)
 
-    assert [wait(1, wish) for wish in (7.0, 0.0, -5.0, 86_400.0)] == [7.0, 0.0, 0.0, MAX_WAIT]
+    assert [wait(1, wish) for wish in (7.0, 0.0, -5.0, 86_400.0)] == [7.0, 0.0, 0.0, http_engine.MAX_WAIT]
     for attempt, low, high in ((1, 0.5, 1.5), (4, 4.0, 5.0), (20, 30.0, 31.0)):
         waits = [wait(attempt) for _ in range(20)]
         assert low <= min(waits) <= max(waits) <= high
@@ -306,11 +299,11 @@ def test_key_is_redacted_unless_it_is_too_common(
     with redaction_scope() as redactor:
         _engine("http://127.0.0.1:1/v1")
         assert redactor.known() == known
-    assert said in (None, key_check("OPENAI_API_KEY").look().text)
+    assert said in (None, http_engine.key_check("OPENAI_API_KEY").look().text)
 
 
 def test_missing_usage_is_zero() -> None:
-    refusals = ErrorTranslator("provider", "http://h/v1", "", "m", "KEY", None)
+    refusals = http_engine.ErrorTranslator("provider", "http://h/v1", "", "m", "KEY", None)
     for usage in (None, {}, {"prompt_tokens": None}):
         content = json.dumps({"choices": [{"message": {"content": "x"}}], "usage": usage}).encode()
         completion = parse_reply(content, {}, "http://h/v1", refusals)

@@ -12,15 +12,10 @@ from swe_core.cli.export import export
 from swe_core.rollout.run_directory import RunDirectory
 from swe_testing.sample_runs import sample_training
 
-from ..hub.runs import new_run
+from ..hub.conftest import run
 
+__all__ = ["run"]  # a fixture
 Export = Callable[..., Path]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    """An empty run directory."""
-    return new_run(tmp_path / "run")
 
 
 @pytest.fixture(scope="module")

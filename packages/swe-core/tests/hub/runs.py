@@ -16,7 +16,7 @@ from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.system.redaction import Redactor
 from swe_core.tokens.token_log import TokenLog
 from swe_testing.hf.repos import Repo
-from swe_testing.records import make_turn
+from swe_testing.records import make_rollout, make_turn
 
 from ..token_turns import make_sampled
 
@@ -31,19 +31,13 @@ def new_run(path: Path, planned: int | None = None, **settings: Any) -> RunDirec
 
 def rollout(name: str, minute: int = 0, **fields: Any) -> Rollout:
     """A record."""
-    fields = {
-        "outcome": "resolved",
-        "reward": 1.0,
+    known = {
         "grade": Grade(resolved=True, fail_to_pass={"t::a": "PASSED"}, pass_to_pass={"t::b": "PASSED"}),
-        "usage": Usage(prompt_tokens=7, completion_tokens=3),
-        "model": "owner/model",
-        **fields,
-    }
+        "usage": Usage(prompt_tokens=7, completion_tokens=3), "model": "owner/model", "agent": "mini",
+        "sandbox": "box", "engine": "vllm", "seconds": 2.5, "started_at": START + timedelta(minutes=minute),
+    }  # fmt: skip
     task, _, attempt = name.rpartition("-")
-    return Rollout(
-        id=name, task_id=task, attempt=int(attempt), agent="mini", sandbox="box", engine="vllm",
-        started_at=START + timedelta(minutes=minute), seconds=2.5, **fields,
-    )  # fmt: skip
+    return make_rollout(task, int(attempt), **{**known, **fields})
 
 
 def error(name: str, message: str, minute: int = 0) -> Rollout:

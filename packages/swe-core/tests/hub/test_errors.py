@@ -6,14 +6,7 @@ import importlib
 from typing import Any
 
 import pytest
-from huggingface_hub import HfApi, constants
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalTokenNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-)
+from huggingface_hub import HfApi, constants, errors
 from huggingface_hub.utils import hf_raise_for_status
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,7 +47,7 @@ def test_service_status_has_a_kind_and_a_sentence(threaded_hf: LocalHF) -> None:
 
 def answer(status: int, **headers: str) -> Any:
     """An answer of the service about a repository, as the client's own HTTP library has it."""
-    http = importlib.import_module(HfHubHTTPError.__bases__[0].__module__.partition(".")[0])
+    http = importlib.import_module(errors.HfHubHTTPError.__bases__[0].__module__.partition(".")[0])
     request = http.Request("GET", "https://service.invalid/api/models/a/b")
     return http.Response(status, headers=headers, request=request)
 
@@ -66,7 +59,7 @@ def test_expired_token_is_not_a_missing_repository() -> None:
         ({"X-Error-Code": "RepoNotFound"}, "missing"),
     ):
         error = raised(lambda headers=headers: hf_raise_for_status(answer(401, **headers)))
-        assert isinstance(error, RepositoryNotFoundError)
+        assert isinstance(error, errors.RepositoryNotFoundError)
         assert problem_of(error).kind == kind
 
 
@@ -84,13 +77,13 @@ def test_unreachable_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (problem.kind, problem.passes) == ("unreachable", True)
     assert "Hugging Face at 'http://127.0.0.1:9' does not answer (" in problem.why
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert "at 'http://127.0.0.1:9'" in problem_of(OfflineModeIsEnabled("it is set")).why
-    assert "HF_HUB_OFFLINE" in problem_of(OfflineModeIsEnabled("it is set")).remedy
+    assert "at 'http://127.0.0.1:9'" in problem_of(errors.OfflineModeIsEnabled("it is set")).why
+    assert "HF_HUB_OFFLINE" in problem_of(errors.OfflineModeIsEnabled("it is set")).remedy
 
 
 def test_errors_of_the_client_have_a_sentence() -> None:
-    assert problem_of(LocalTokenNotFoundError("none")) == NO_TOKEN
-    assert problem_of(HFValidationError("too long")).sentence("push") == (
+    assert problem_of(errors.LocalTokenNotFoundError("none")) == NO_TOKEN
+    assert problem_of(errors.HFValidationError("too long")).sentence("push") == (
         "cannot push: that is no name of a repository (too long); name it as OWNER/NAME"
     )
     assert problem_of(ValueError()).sentence("push") == "cannot push: ValueError"
@@ -99,7 +92,7 @@ def test_errors_of_the_client_have_a_sentence() -> None:
 
 @given(status=st.integers(400, 599), words=st.text(max_size=2000))
 def test_any_answer_is_one_short_sentence(status: int, words: str) -> None:
-    error = HfHubHTTPError("x", response=answer(status), server_message=words)
+    error = errors.HfHubHTTPError("x", response=answer(status), server_message=words)
     sentence = problem_of(error, endpoint="https://service.invalid").sentence("look")
     assert sentence.startswith("cannot look: ")
     assert len(sentence.splitlines()) == 1

@@ -59,14 +59,14 @@ async def pushing(runner: Runner, every: float) -> AsyncIterator[None]:
         yield
 
 
-def runner_of(run: RunDirectory) -> Runner:
+@pytest.fixture
+def runner(run: RunDirectory) -> Runner:
     return Runner([], cast(Executor, None), None, run, [], 1)
 
 
 async def test_rollouts_are_pushed_during_and_after_the_run(
-    hf: LocalHF, run: RunDirectory, caplog: pytest.LogCaptureFixture
+    hf: LocalHF, runner: Runner, caplog: pytest.LogCaptureFixture
 ) -> None:
-    runner = runner_of(run)
     async with pushing(runner, 0.01):
         finish(runner, 0)
         await until(lambda: hf.calls["hub.commit"] > 0 and ids(hf) == ["t-0"])
@@ -77,9 +77,8 @@ async def test_rollouts_are_pushed_during_and_after_the_run(
     assert f"pushed 3 rollouts to {hf.origin}/datasets/{TO}" in caplog.text
 
 
-async def test_commits_keep_an_interval(hf: LocalHF, run: RunDirectory) -> None:
+async def test_commits_keep_an_interval(hf: LocalHF, runner: Runner) -> None:
     assert hub_extensions(PushOptions()) == ()
-    runner = runner_of(run)
     async with pushing(runner, 3600):
         for number in range(5):
             finish(runner, number)
@@ -89,13 +88,12 @@ async def test_commits_keep_an_interval(hf: LocalHF, run: RunDirectory) -> None:
 
 
 async def test_unavailable_hub_does_not_fail_the_run(
-    hf: LocalHF, run: RunDirectory, caplog: pytest.LogCaptureFixture
+    hf: LocalHF, run: RunDirectory, runner: Runner, caplog: pytest.LogCaptureFixture
 ) -> None:
     hf.faults.plan("hub.create", *[503] * 3)
     opened = await opened_push(0.01)
     assert "the run continues, and the push tries again" in caplog.text
     hf.faults.routes, hf.faults.failing, hf.faults.statuses = ("hub.commit",), 1.0, (500,)
-    runner = runner_of(run)
     async with opened.running(runner):
         finish(runner, 0)
         await until(lambda: hf.calls["hub.commit"] > 3)
@@ -105,20 +103,19 @@ async def test_unavailable_hub_does_not_fail_the_run(
     assert (await anyio.to_thread.run_sync(push_run, run, PushOptions(to=TO))).new == 1
 
 
-async def test_error_that_ends_the_run_is_raised_unchanged(hf: LocalHF, run: RunDirectory) -> None:
+async def test_error_that_ends_the_run_is_raised_unchanged(hf: LocalHF, runner: Runner) -> None:
     async def fail(runner: Runner) -> None:
         async with pushing(runner, 3600):
             finish(runner, 0)
             raise SweError("the disk is full")
 
     with pytest.raises(SweError, match="the disk is full"):
-        await fail(runner_of(run))
+        await fail(runner)
     assert ids(hf) == ["t-0"]
 
 
-async def test_run_does_not_wait_for_a_push(hf: LocalHF, run: RunDirectory) -> None:
+async def test_run_does_not_wait_for_a_push(hf: LocalHF, runner: Runner) -> None:
     opened = await opened_push(0.001)
-    runner = runner_of(run)
     hf.faults.latency = 0.5
     async with opened.running(runner):
         finish(runner, 0)
@@ -132,12 +129,11 @@ async def test_run_does_not_wait_for_a_push(hf: LocalHF, run: RunDirectory) -> N
     assert not [thread for thread in threading.enumerate() if thread.name == "push"]
 
 
-async def test_secrets_known_to_the_run_only_are_redacted(hf: LocalHF, run: RunDirectory) -> None:
-    runner = runner_of(run)
+async def test_secrets_known_to_the_run_only_are_redacted(hf: LocalHF, runner: Runner) -> None:
     async with pushing(runner, 3600):
-        run.redactor.add("of-the-sandbox-alone")
+        runner.store.redactor.add("of-the-sandbox-alone")
         record = rollout("t-0")
-        add(run, record, patch=b"+ of-the-sandbox-alone\n")
+        add(runner.store, record, patch=b"+ of-the-sandbox-alone\n")
         runner._observer.finished(record)
-        run.redactor.discard("of-the-sandbox-alone")
+        runner.store.redactor.discard("of-the-sandbox-alone")
     assert rows_of(hf.hub.repo("dataset", TO))[0]["patch"] == "+ [redacted]\n"

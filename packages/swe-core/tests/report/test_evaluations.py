@@ -7,9 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from swe_core.cli.report import report
 from swe_core.hub.card import card
 from swe_core.hub.pushed_run import PushedRun
 from swe_core.rollout.run_directory import RunDirectory
@@ -20,6 +18,7 @@ from swe_core.view.heads import Heads
 from swe_core.view.run_lines import RunLine
 from swe_testing.records import make_rollout, make_run
 
+from .helpers import lines_of, reported
 from .test_summary import rollout
 
 
@@ -45,14 +44,8 @@ def run(tmp_path: Path) -> RunDirectory:
     return run
 
 
-def reported(run: RunDirectory, *options: str) -> str:
-    done = CliRunner().invoke(report, [str(run.path), *options], env={"COLUMNS": "160"})
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 def test_report_has_a_table_of_evaluations_and_rates_of_the_training_alone(run: RunDirectory) -> None:
-    lines = [" ".join(line.split()) for line in reported(run).splitlines()]
+    lines = lines_of(run)
     for line in (
         "evaluation at step policy versions resolved of rate errors mean reward",
         "0 1 to 3 0 1 0.0% 1 0",
@@ -61,7 +54,7 @@ def test_report_has_a_table_of_evaluations_and_rates_of_the_training_alone(run: 
     ):
         assert line in lines
     assert [line for line in lines if line.startswith("resolved ")] == ["resolved 0 of 3"]
-    said = json.loads(reported(run, "--json"))
+    said = json.loads(reported(run, "--json").output)
     assert (said["finished"], said["resolved"], said["error"], said["resolved_rate"]) == (3, 0, 0, 0.0)
     assert [(one["step"], one["resolved_rate"]) for one in said["evaluations"]] == [(0, 0.0), (10, 1.0)]
     named = [f"task-0000-{number}" for number in range(3)]

@@ -7,6 +7,7 @@ import io
 import re
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click import Command
@@ -42,19 +43,12 @@ def rollout(attempt: int, outcome: str) -> Rollout:
         tampering=(Tampering(kind="symlink", path=NASTY, done=NASTY),), unchecked=NASTY,
         suspicious=(Suspicion(kind="frames", name=NASTY, path=NASTY, line=3),),
     )  # fmt: skip
-    named = dict.fromkeys(("agent", "sandbox", "engine", "model"), NASTY)
-    return make_rollout(
-        NASTY.replace("\0", ""),  # an id is a part of a path
-        attempt,
-        outcome,
-        **named,
-        id=f"r-{attempt}",
-        agent_exit_code=-9,
-        failure=failed if outcome == "error" else None,
-        grade=grade if outcome == "unresolved" else None,
-        sandboxes=(SandboxTime(purpose="agent", flavor=NASTY, sandboxes=1, seconds=1.0),),
-        retried=(Retried(failure=failed, folder="retried-1", seconds=1.0),),
-    )
+    fields: dict[str, Any] = dict.fromkeys(("agent", "sandbox", "engine", "model"), NASTY)
+    fields |= {"failure": failed} if outcome == "error" else {"grade": grade}
+    fields["sandboxes"] = (SandboxTime(purpose="agent", flavor=NASTY, sandboxes=1, seconds=1.0),)
+    fields["retried"] = (Retried(failure=failed, folder="retried-1", seconds=1.0),)
+    task = NASTY.replace("\0", "")  # an id is a part of a path
+    return make_rollout(task, attempt, outcome, id=f"r-{attempt}", agent_exit_code=-9, **fields)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from swe_core.api.engine import Usage
 from swe_core.api.grader import Grade, Suspicion, Tampering
@@ -18,7 +18,10 @@ from swe_core.api.records import Failure, Phases, Retried, Rollout, SandboxTime
 from swe_core.cli.report import report, show
 from swe_core.report.summary import COLUMNS
 from swe_core.report.text import MAX_ROWS
+from swe_core.rollout.run_directory import RunDirectory
 from swe_testing.records import make_rollout, make_run
+
+from .helpers import lines_of, reported
 
 DIED = Failure(boundary="sandbox", type="SandboxDied", message="it is gone,\n \x1b[2Jfor good")
 
@@ -52,25 +55,16 @@ def rollout(
     )  # fmt: skip
 
 
-class Run:
-    def __init__(self, path: Path, *rollouts: Rollout) -> None:
-        self.directory = make_run(path)
-        text = "".join(one.model_dump_json() + "\n" for one in rollouts)
-        (path / "rollouts.jsonl").write_text(text)
-
-    def report(self, *options: str) -> Result:
-        return CliRunner().invoke(report, [str(self.directory.path), *options], env={"COLUMNS": "160"})
-
-    def lines(self, *options: str) -> list[str]:
-        done = self.report(*options)
-        assert done.exit_code == 0
-        return [" ".join(line.split()) for line in done.output.splitlines()]
+def filled(path: Path, *rollouts: Rollout) -> RunDirectory:
+    run = make_run(path)
+    (path / "rollouts.jsonl").write_text("".join(one.model_dump_json() + "\n" for one in rollouts))
+    return run
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> RunDirectory:
     """Three tasks with four attempts each."""
-    return Run(
+    return filled(
         tmp_path / "run",
         rollout(0, 0, "resolved", ("tests", "tests", "shadow"), phases=Phases(open=1.0, agent=10.0)),
         rollout(0, 1, "unresolved", ("tests",), phases=Phases(open=3.0)),
@@ -83,8 +77,8 @@ def run(tmp_path: Path) -> Run:
     )
 
 
-def test_text_report_has_every_section(run: Run) -> None:
-    lines = run.lines()
+def test_text_report_has_every_section(run: RunDirectory) -> None:
+    lines = lines_of(run)
     for line in (
         "task attempts resolved errors cancelled mean seconds",
         "task-0000 4 2 0 0 2.0",
@@ -110,16 +104,16 @@ def test_text_report_has_every_section(run: Run) -> None:
 @pytest.mark.parametrize("attempts", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_long_report_is_cut_and_names_the_options(tmp_path: Path, attempts: int) -> None:
     tasks = MAX_ROWS + 50
-    run = Run(
+    run = filled(
         tmp_path / "run",
         *(rollout(task, attempt, "error") for task in range(tasks) for attempt in range(attempts)),
     )
-    lines = run.lines()
+    lines = lines_of(run)
     assert len(lines) < MAX_ROWS + 20
     assert f"task-{MAX_ROWS - 1:04} {attempts} 0 {attempts} 0 2.0" in lines
     assert f"… and {tasks - MAX_ROWS:,} more tasks: --all, or --csv FILE" in lines
     assert f"{tasks * attempts:,} x sandbox, SandboxDied: it is gone, for good" in lines
-    every = run.lines("--all")
+    every = lines_of(run, "--all")
     assert sum(line.startswith("task-") for line in every) >= tasks * attempts
     assert not any("--all" in line for line in every)
 
@@ -128,8 +122,8 @@ def test_closing_summary_of_a_long_run_is_short(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
-    run = Run(tmp_path / "run", *(rollout(task, 0, "resolved") for task in range(2438)))
-    assert show(run.directory, as_json=False)
+    run = filled(tmp_path / "run", *(rollout(task, 0, "resolved") for task in range(2438)))
+    assert show(run, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 10
     assert lines[0] == "resolved 2438 of 2438"
@@ -137,8 +131,8 @@ def test_closing_summary_of_a_long_run_is_short(
     assert "pass@1 100.0% (99.8% to 100.0%; n = 2,438 verdicts on 2,438 tasks)" in "".join(lines)
 
 
-def test_json_report_has_every_section(run: Run) -> None:
-    done = run.report("--json")
+def test_json_report_has_every_section(run: RunDirectory) -> None:
+    done = reported(run, "--json")
     assert done.exit_code == 0
     found = json.loads(done.output)
     assert (found["pass_at_k"][0]["low"], found["pass_at_k"][0]["high"]) == (0.06, 0.6352)
@@ -153,9 +147,9 @@ def test_json_report_has_every_section(run: Run) -> None:
     assert first.keys() == Rollout.model_fields.keys()
 
 
-def test_csv_has_a_row_per_rollout(run: Run, tmp_path: Path) -> None:
+def test_csv_has_a_row_per_rollout(run: RunDirectory, tmp_path: Path) -> None:
     sheet = tmp_path / "runs.csv"
-    done = run.report("--csv", str(sheet))
+    done = reported(run, "--csv", str(sheet))
     assert (done.exit_code, done.output) == (0, f"Table: {sheet}\n")
     rows = list(csv.DictReader(io.StringIO(sheet.read_bytes().decode(), newline="")))
     assert len(rows) == 12
@@ -170,9 +164,9 @@ def test_csv_has_a_row_per_rollout(run: Run, tmp_path: Path) -> None:
         assert known.items() <= rows[number].items()
 
 
-def test_unwritable_csv_is_an_error(run: Run, tmp_path: Path) -> None:
+def test_unwritable_csv_is_an_error(run: RunDirectory, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere" / "run.csv"):
-        done = run.report("--csv", str(path))
+        done = reported(run, "--csv", str(path))
         assert type(done.exception).__name__ == "UsageError"
         assert f"the table cannot be written to {str(path)!r}" in str(done.exception)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -193,14 +187,14 @@ LOST = (
 
 def test_report_sums_sandboxes_and_retries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two rollouts on billed sandboxes, one of them run again; one on another provider; one on none."""
-    billed = Run(
+    billed = filled(
         tmp_path / "run",
         rollout(0, 0, "resolved", sandboxes=USED, retried=LOST),
         rollout(1, 0, "unresolved", sandboxes=USED[:1]),
         rollout(2, 0, "error", sandboxes=(USED[0].model_copy(update={"flavor": None}),), sandbox="own"),
         rollout(3, 0, "cancelled"),
     )
-    lines = billed.lines()
+    lines = lines_of(billed)
     for line in (
         "sandbox flavor opened total s hours",
         "own - 2 3,600.0 1.00",
@@ -211,15 +205,15 @@ def test_report_sums_sandboxes_and_retries(tmp_path: Path, capsys: pytest.Captur
         "task-0000-0: run again 2 times after the sandbox failed (it is gone, for good)",
     ):
         assert line in lines
-    show(billed.directory, as_json=False)
+    show(billed, as_json=False)
     assert "Run again after the sandbox failed: 1 rollout;" in " ".join(capsys.readouterr().out.split())
-    found = json.loads(billed.report("--json").output)
+    found = json.loads(reported(billed, "--json").output)
     assert [tuple(one.values()) for one in found["sandboxes"]] == [
         ("own", None, 2, 3600.0), ("s", "cpu-basic", 4, 7200.0), ("s", "cpu-upgrade", 1, 90.0),
     ]  # fmt: skip
     assert tuple(found["retried"].values()) == (1, 2, 1805.0, 2000, 40)
     sheet = tmp_path / "run.csv"
-    assert billed.report("--csv", str(sheet)).exit_code == 0
+    assert reported(billed, "--csv", str(sheet)).exit_code == 0
     parts = ("agent_sandbox_flavor", "agent_sandbox_seconds", "grade_sandbox_seconds")
     rows = csv.DictReader(io.StringIO(sheet.read_text()))
     assert [tuple(row[name] for name in ("retries", *parts)) for row in rows] == [
@@ -235,8 +229,8 @@ def test_equal_errors_have_one_sentence_with_their_number(tmp_path: Path) -> Non
 
     many = [failed(n, f"HTTP 401 for task-{n:04}-0 (request req-{n}a7f3e)") for n in range(12)]
     few = [failed(n, "the key is wrong") for n in range(20, 22)]
-    run = Run(tmp_path / "run", *many, failed(30, "it is down"), *few, rollout(31, 0, "resolved"))
-    shown = CliRunner().invoke(report, [str(run.directory.path)], env={"COLUMNS": "200"}).output
+    run = filled(tmp_path / "run", *many, failed(30, "it is down"), *few, rollout(31, 0, "resolved"))
+    shown = CliRunner().invoke(report, [str(run.path)], env={"COLUMNS": "200"}).output
     said = [line for line in shown.splitlines() if "engine: " in line]
     assert said == [
         "12 rollouts, such as task-0000-0: engine: HTTP 401 for task-0000-0 (request req-0a7f3e)",
@@ -246,15 +240,15 @@ def test_equal_errors_have_one_sentence_with_their_number(tmp_path: Path) -> Non
 
 
 def test_reward_that_is_no_verdict_is_shown_and_counted_as_none(tmp_path: Path) -> None:
-    run = Run(
+    run = filled(
         tmp_path / "run",
         rollout(1, 0, "resolved", reward=0.72, unshaped_reward=1.0),
         rollout(1, 1, "unresolved", reward=1 / 3),
     )
-    text = run.report().output
+    text = reported(run).output
     rewards = [line.split()[2] for line in text.splitlines() if line.startswith("task-0001-")]
     assert rewards == ["0.72", "0.3333"]
     assert "resolved 1 of 2" in text
-    said = json.loads(run.report("--json").output)
+    said = json.loads(reported(run, "--json").output)
     assert (said["resolved_rate"], said["pass_at_k"][0]["value"]) == (0.5, 0.5)
     assert [one["unshaped_reward"] for one in said["rollouts"]] == [1.0, 1 / 3]

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from swe_core.api.engine import Usage
 from swe_core.api.records import Ledger
-from swe_core.cli.report import report
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.tokens.token_log import TokenLog
 from swe_testing.records import make_rollout, make_run, make_turn
 
 from ..token_turns import make_sampled
+from .helpers import lines_of, reported
 
 
 def add_rollout(run: RunDirectory, name: str, ledger: Ledger | None, **fields: Any) -> None:
@@ -42,14 +41,8 @@ def run(tmp_path: Path) -> RunDirectory:
     return run
 
 
-def reported(run: RunDirectory, *options: str) -> Result:
-    return CliRunner().invoke(report, [str(run.path), *options], env={"COLUMNS": "160"})
-
-
 def test_text_report_has_the_ledger(run: RunDirectory) -> None:
-    done = reported(run)
-    assert done.exit_code == 0
-    lines = [" ".join(line.split()) for line in done.output.splitlines()]
+    lines = lines_of(run)
     assert lines[0] == "rollout outcome reward turns tokens in out chains patch seconds"
     assert lines[1] == "one resolved 1 3 0 0 2 0 B 1.0"
     for line in (

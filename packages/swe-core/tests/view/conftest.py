@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from aiohttp import web
+from anyio.from_thread import start_blocking_portal
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from swe_core.system.http_server import serve
@@ -29,37 +28,17 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@contextmanager
-def served(site: Site, key: str | None = None) -> Iterator[str]:
-    """Serve `site` from a thread of its own, and yield its URL."""
-    started, stop = threading.Event(), asyncio.Event()
-    loop = asyncio.new_event_loop()
-    found: list[str] = []
-
-    async def main() -> None:
-        runner = web.AppRunner(application(site, key), access_log=None, shutdown_timeout=1)
-        async with serve(runner) as url:
-            found.append(url)
-            started.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
-    thread.start()
-    try:
-        if not started.wait(30):
-            raise TimeoutError("the server did not start")
-        yield found[0]
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-        loop.close()
-
-
 @pytest.fixture
 def shown() -> Iterator[Callable[[Site], str]]:
     """Serve a site until the test ends: `shown(site)` is its URL."""
     with ExitStack() as stack:
-        yield lambda site: stack.enter_context(served(site))
+        portal = stack.enter_context(start_blocking_portal())
+
+        def serving(site: Site) -> str:
+            runner = web.AppRunner(application(site), access_log=None, shutdown_timeout=1)
+            return stack.enter_context(portal.wrap_async_context_manager(serve(runner)))
+
+        yield serving
 
 
 @pytest.fixture(scope="module")

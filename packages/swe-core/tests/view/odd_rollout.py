@@ -21,17 +21,12 @@ LONG = (
 )
 
 
-class Calls:
-    """Answers requests, and keeps the turns."""
-
-    def __init__(self, words: WordTokenizer) -> None:
-        self.turns: list[Turn] = []
-        self.log = TokenLog()
-        self._words = words
-        self._diff = RequestDiff()
+def add_odd(run: RunDirectory, words: WordTokenizer, **fields: Any) -> Rollout:
+    """Finish the rollout. Rows: turns 0, 1, 4, 5; a branch, turn 2; a sub-agent, turn 3; a fork, turn 6."""
+    turns: list[Turn] = []
+    log, diff = TokenLog(), RequestDiff()
 
     def call(
-        self,
         messages: list[dict[str, Any]],
         reply: str,
         before: Sampled | None = None,
@@ -50,11 +45,11 @@ class Calls:
         new = messages if before is None or cause else messages[-1:]
         text = "".join(f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in new)
         text = text.replace(*change) if change[0] else text
-        prompt = self._words.encode(f"{text}<|im_start|>assistant\n")
-        ids = self._words.encode(f"{reply}<|im_end|>")
+        prompt = words.encode(f"{text}<|im_start|>assistant\n")
+        ids = words.encode(f"{reply}<|im_end|>")
         logprobs = np.linspace(-0.1, -3, len(ids), dtype=np.float32)
         logprobs[list(missing)] = np.nan
-        index = len(self.turns)
+        index = len(turns)
         sampled = Sampled(
             None if cause else before,
             np.array(prompt, np.int32),
@@ -64,16 +59,12 @@ class Calls:
             rendered="full" if before is None or cause else "bridge",
             cause=cause or (None if before is not None else "start"),
         )
-        tokens = self.log.add(index, sampled, dropped)
+        tokens = log.add(index, sampled, dropped)
         known = {"started_at": START, "seconds": 1.0, "reply": {"role": "assistant", "content": reply}}
         body = {"messages": messages}
-        self.turns.append(Turn.from_request(self._diff, index, body, tokens=tokens, **known))
+        turns.append(Turn.from_request(diff, index, body, tokens=tokens, **known))
         return sampled
 
-
-def add_odd(run: RunDirectory, words: WordTokenizer, **fields: Any) -> Rollout:
-    """Finish the rollout. Rows: turns 0, 1, 4, 5; a branch, turn 2; a sub-agent, turn 3; a fork, turn 6."""
-    calls = Calls(words)
     system, task = {"role": "system", "content": "You are an agent."}, {"role": "user", "content": LONG}
 
     def said(text: str) -> dict[str, Any]:
@@ -83,22 +74,22 @@ def add_odd(run: RunDirectory, words: WordTokenizer, **fields: Any) -> Rollout:
         return {"role": "tool", "content": text}
 
     begin = [system, task]
-    first = calls.call(begin, "I read the test.")
+    first = call(begin, "I read the test.")
     seen = [*begin, said("I read the test."), result("one test fails")]
-    second = calls.call(seen, "Its offset is wrong.", first)
-    calls.call(seen, "It is the parser.", first)
-    calls.call([{"role": "user", "content": "Summarise the test for me."}], "It parses a time.")
+    second = call(seen, "Its offset is wrong.", first)
+    call(seen, "It is the parser.", first)
+    call([{"role": "user", "content": "Summarise the test for me."}], "It parses a time.")
     more = [*seen, said("Its offset is wrong."), result("offset = 120")]
-    third = calls.call(more, "So I change it.", second, dropped="forced")
+    third = call(more, "So I change it.", second, dropped="forced")
     last = [*more, said("So I change it."), result("changed")]
-    calls.call(last, "Done now.", third, missing=(1,))
+    call(last, "Done now.", third, missing=(1,))
     ends = [*last, said("Done now."), {"role": "user", "content": "Are you sure?"}]
-    calls.call(ends, "Yes, it passes.", third, cause="template", change=("one test fails", "one  test fails"))
+    call(ends, "Yes, it passes.", third, cause="template", change=("one test fails", "one  test fails"))
     folder = run.folder(NAME)
-    for turn in calls.turns:
+    for turn in turns:
         folder.add_turn(turn)
     folder.close()
-    record = make_rollout("odd", id=NAME, ledger=calls.log.ledger(), turns=len(calls.turns), **fields)
+    record = make_rollout("odd", id=NAME, ledger=log.ledger(), turns=len(turns), **fields)
     run.append(record)
     words.write(run.path)
     return record

@@ -10,7 +10,6 @@ import pytest
 from swe_core.api.agent import AgentEvent
 from swe_core.api.grader import Grade, Suspicion, Tampering
 from swe_core.api.records import Failure, Retried
-from swe_core.rollout.run_directory import RunDirectory
 from swe_core.system.files import locked
 from swe_core.view.routes import all_paths
 from swe_core.view.site import NotShown, Site
@@ -19,10 +18,6 @@ from swe_testing.records import make_rollout, make_run, make_turn
 from .html import html, words
 
 EVIL = "</pre><script>alert(1)</script>\x1b[31m\u202e\x00"
-
-
-def finish(run: RunDirectory, name: str = "t-0", **fields: object) -> None:
-    run.append(make_rollout(**{"id": name, **fields}))
 
 
 def test_page_has_head_tests_patch_and_transcript(training: Path) -> None:
@@ -61,7 +56,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
         tampering=(Tampering(kind="tests", path=EVIL, done=EVIL),),
         suspicious=(Suspicion(kind=EVIL, name=EVIL, path=EVIL, line=1),),
     )  # fmt: skip
-    finish(run, task="t", outcome="unresolved", grade=grade)
+    run.append(make_rollout(outcome="unresolved", grade=grade))
     page = html(Site([run.path]), "run", "run", "rollout", "t-0")
     assert "<script>alert" not in page
     assert not set("\x1b\u202e\x00") & set(page)
@@ -75,7 +70,7 @@ def test_agent_without_turns_shows_its_own_transcript(tmp_path: Path) -> None:
     for kind, text in (("text", "I look."), ("tool_call", '{"command": "ls"}'), ("tool_result", "x.py")):
         folder.add_event(AgentEvent.model_validate({"kind": kind, "text": text, "tool": "bash"}))
     folder.close()
-    finish(run, task="t")
+    run.append(make_rollout())
     page = html(Site([run.path]), "run", "run", "rollout", "t-0")
     assert 'id="event-2"' in page
     assert "calls bash ls" in words(page)
@@ -91,7 +86,7 @@ def test_lost_try_is_linked_and_shown(tmp_path: Path) -> None:
     folder.close()
     died = Failure(boundary="sandbox", type="E", message="it died")
     lost = Retried(failure=died, folder="retried-1", seconds=3)
-    finish(run, task="t", retried=(lost,))
+    run.append(make_rollout(retried=(lost,)))
     site = Site([run.path])
     page = html(site, "run", "run", "rollout", "t-0")
     assert "../../../../run/run/rollout/t-0/try/retried-1/" in page

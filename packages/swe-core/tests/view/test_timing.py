@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
@@ -23,16 +22,12 @@ def turns(*calls: tuple[float, float]) -> list[Turn]:
     ]
 
 
-def labels(pieces: Sequence[Piece]) -> list[tuple[str, float, float]]:
-    return [(piece.label, pytest.approx(piece.start), pytest.approx(piece.seconds)) for piece in pieces]
-
-
 def test_agent_phase_is_calls_and_what_lies_between() -> None:
     record = make_rollout(
         started_at=START, seconds=40.0, phases=Phases(open=1, prepare=2, agent=30, export=1, grade=5)
     )
     found = timing_of(record, turns((5, 10), (20, 10)))
-    assert labels(found.pieces) == [
+    assert [(one.label, pytest.approx(one.start), pytest.approx(one.seconds)) for one in found.pieces] == [
         ("open the sandbox", 0, 1),
         ("prepare the repository", 1, 2),
         ("the agent, before its first call", 3, 2),

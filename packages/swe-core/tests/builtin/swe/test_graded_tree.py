@@ -15,13 +15,6 @@ from swe_core.api.sandbox import Sandbox, SandboxProvider
 from swe_core.api.task import Task
 from swe_core.builtin.swe import graded_tree
 from swe_core.builtin.swe.git_trees import Entry, blob_id
-from swe_core.builtin.swe.graded_tree import (
-    GradedTree,
-    PatchDoesNotApply,
-    References,
-    changed_files,
-    prepare_tree,
-)
 from swe_core.builtin.swe.reference import make_reference
 from swe_core.errors import GraderError
 from swe_core.sandboxing.repository.patch import record_base
@@ -48,14 +41,14 @@ class World:
     task: Task
     empty: str = ""
     fixed: str = ""
-    references: References = field(default_factory=References)
+    references: graded_tree.References = field(default_factory=graded_tree.References)
 
     async def sh(self, script: str) -> bytes:
         done = await self.sandbox.exec(["bash", "-euc", script])
         assert done.exit_code == 0, done.stderr.decode()
         return done.stdout
 
-    async def grade(self, given: str | bytes, **changed: Any) -> GradedTree:
+    async def grade(self, given: str | bytes, **changed: Any) -> graded_tree.GradedTree:
         """Return the graded tree of a patch, or of the changes that a script makes."""
         if isinstance(given, str):
             diff = "git add -A; git diff --cached --binary --no-renames --full-index HEAD"
@@ -64,7 +57,7 @@ class World:
             await self.sh(FRESH)
         base = await record_base(self.sandbox)
         task = self.task.model_copy(update=changed)
-        tree = await prepare_tree(self.sandbox, base, task, given, self.references, timeout=60)
+        tree = await graded_tree.prepare_tree(self.sandbox, base, task, given, self.references, timeout=60)
         if b".gitignore" not in given:
             assert (await record_base(self.sandbox)).tree == tree.id, "on disk is not what was decided"
         return tree
@@ -73,7 +66,7 @@ class World:
         return (await self.sandbox.read(f"{self.sandbox.spec.workdir}/{path}")).decode()
 
 
-def kinds(tree: GradedTree) -> set[tuple[str, str]]:
+def kinds(tree: graded_tree.GradedTree) -> set[tuple[str, str]]:
     return {(found.kind, found.path) for found in tree.tampering}
 
 
@@ -258,7 +251,7 @@ async def test_patch_that_does_not_apply_whole_is_rejected(
 ) -> None:
     patch, says = REFUSED[what]
     monkeypatch.setattr(graded_tree, "MAX_PATCH_BYTES", 20_000)
-    with pytest.raises(PatchDoesNotApply, match=f"^{says}"):
+    with pytest.raises(graded_tree.PatchDoesNotApply, match=f"^{says}"):
         await world.grade(patch.encode())
     left = "git status --porcelain; ls -d .git/hooks/post-checkout ../conftest.py 2>&- || :"
     assert await world.sh(left) == b""
@@ -331,12 +324,12 @@ async def test_changed_files_lists_what_a_test_run_changed(world: World) -> None
     tree = await world.grade(FIX)
     assert set(tree.decisive) >= {"tests/test_calc.py", "pkg/test_ops.py", "conftest.py", "tests/conftest.py"}
     assert "tests/data/x.json" not in tree.decisive
-    assert await changed_files(world.sandbox, tree.own, timeout=60) == ()
+    assert await graded_tree.changed_files(world.sandbox, tree.own, timeout=60) == ()
     await world.sh("echo >>conftest.py; rm pkg/test_ops.py; mv tests old; ln -s old tests")
-    found = await changed_files(world.sandbox, tree.own, timeout=60)
+    found = await graded_tree.changed_files(world.sandbox, tree.own, timeout=60)
     assert found == ("conftest.py", "pkg/test_ops.py")
     await world.sh("rm tests; mkdir tests; cp old/conftest.py tests; ln -s ../old/test_calc.py tests")
-    found = await changed_files(world.sandbox, tree.own, timeout=60)
+    found = await graded_tree.changed_files(world.sandbox, tree.own, timeout=60)
     gone = {"tests/test_calc.py", "tests/helpers.py", "tests/data/x.json"}
     assert set(found) == {"conftest.py", "pkg/test_ops.py", *gone}
 

@@ -126,11 +126,8 @@ def test_endpoint_is_parsed_or_rejected() -> None:
         ("http://h:80?a=b", None),
         ("http://:80", None),
     ):
-        with (
-            pytest.raises(SandboxError, match="expected http://HOST:PORT")
-            if address is None
-            else nullcontext()
-        ):
+        refused = pytest.raises(SandboxError, match="expected http://HOST:PORT")
+        with refused if address is None else nullcontext():
             assert address_of(endpoint) == address
 
 

@@ -132,12 +132,6 @@ async def round_trip(sandbox: Sandbox, before: Files, after: Files) -> tuple[byt
     return patch, found
 
 
-@pytest.fixture(scope="module")
-def portal() -> Iterator[BlockingPortal]:
-    with start_blocking_portal("asyncio") as portal:
-        yield portal
-
-
 def counting(tree: Files, before: Files) -> dict[str, File]:
     """`tree` without what every grade puts back, whatever a patch does, and without what is in its way."""
     kept = [path for path in before if path.rpartition("/")[2] == ".gitattributes"]
@@ -163,10 +157,9 @@ def test_exported_patch_round_trips(
 
 
 @pytest.fixture
-def shared_sandbox(
-    portal: BlockingPortal, provider: SandboxProvider, repo: Repo
-) -> Iterator[tuple[BlockingPortal, Sandbox]]:
+def shared_sandbox(provider: SandboxProvider, repo: Repo) -> Iterator[tuple[BlockingPortal, Sandbox]]:
     """One sandbox for all examples: what is random is in the repository."""
     repo.commit()
-    with portal.wrap_async_context_manager(provider.open(repo.spec)) as sandbox:
-        yield portal, sandbox
+    with start_blocking_portal() as portal:
+        with portal.wrap_async_context_manager(provider.open(repo.spec)) as sandbox:
+            yield portal, sandbox
