@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -24,6 +24,7 @@ from swe_core.system.process_owner import LABEL, current_owner
 from swe_sandbox_hf.config import HfConfig
 from swe_sandbox_hf.labels import encoded
 from swe_sandbox_hf.provider import HfProvider
+from swe_sandbox_hf.sandbox import HfSandbox
 from swe_testing.hf import LocalHF
 
 pytestmark = pytest.mark.anyio
@@ -38,6 +39,12 @@ async def sh(sandbox: Sandbox, script: str, code: int = 0) -> str:
     return done.text
 
 
+@pytest.fixture
+async def sandbox(provider: HfProvider, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+    async with provider.open(spec) as opened:
+        yield opened
+
+
 def uses(sandbox: Sandbox, process: Process) -> list[Callable[[], Awaitable[object]]]:
     """All that asks the sandbox something."""
     write = partial(sandbox.write, "/tmp/x", bytes(10**6))
@@ -45,15 +52,14 @@ def uses(sandbox: Sandbox, process: Process) -> list[Callable[[], Awaitable[obje
 
 
 @pytest.mark.slow
-async def test_command_is_one_call(local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec) -> None:
+async def test_command_is_one_call(local_hf: LocalHF, sandbox: HfSandbox) -> None:
     """Also with standard input, and with the files of those before it to be removed."""
-    async with provider.open(spec) as sandbox:
-        local_hf.calls.clear()
-        await sh(sandbox, "sleep 0.5; echo 1")
-        await sandbox.write(f"{HOME_DIR}/file", b"x" * 50_000)
-        assert len(await sandbox.read(f"{HOME_DIR}/file")) == 50_000
-        assert local_hf.calls == {"server.exec": 3}
-        assert len((await sh(sandbox, "ls -d /var/tmp/swe-core-*/*")).split()) == 1
+    local_hf.calls.clear()
+    await sh(sandbox, "sleep 0.5; echo 1")
+    await sandbox.write(f"{HOME_DIR}/file", b"x" * 50_000)
+    assert len(await sandbox.read(f"{HOME_DIR}/file")) == 50_000
+    assert local_hf.calls == {"server.exec": 3}
+    assert len((await sh(sandbox, "ls -d /var/tmp/swe-core-*/*")).split()) == 1
 
 
 @pytest.mark.slow
@@ -85,47 +91,42 @@ async def test_pull_relay_survives_every_failure(
     assert local_hf.jobs.running() == []
 
 
-async def test_sandbox_that_dies(local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec) -> None:
-    async with provider.open(spec) as sandbox:
-        await sandbox._inside("echo strange noises >/proc/1/fd/1")
-        process = await sandbox.start(["sleep", "600"])
-        await local_hf.jobs.kill(sandbox.id, "Out of memory")
-        words = "its job is ERROR (Out of memory); its log ends with: strange noises"
-        with anyio.fail_after(PATIENCE):
-            with pytest.raises(SandboxDied, match=re.escape(f"{sandbox.id!r} died: {words}")):
-                await process.wait()
-            for use in uses(sandbox, process):
-                with pytest.raises(SandboxDied, match="Out of memory"):
-                    await use()
+async def test_sandbox_that_dies(local_hf: LocalHF, sandbox: HfSandbox) -> None:
+    await sandbox._inside("echo strange noises >/proc/1/fd/1")
+    process = await sandbox.start(["sleep", "600"])
+    await local_hf.jobs.kill(sandbox.id, "Out of memory")
+    words = "its job is ERROR (Out of memory); its log ends with: strange noises"
+    with anyio.fail_after(PATIENCE):
+        with pytest.raises(SandboxDied, match=re.escape(f"{sandbox.id!r} died: {words}")):
+            await process.wait()
+        for use in uses(sandbox, process):
+            with pytest.raises(SandboxDied, match="Out of memory"):
+                await use()
 
 
-async def test_code_that_removes_the_files_of_its_command(provider: HfProvider, spec: SandboxSpec) -> None:
-    async with provider.open(spec) as sandbox:
-        with pytest.raises(SandboxBroken, match="it removed the files of its commands"):
-            await sandbox.exec(["sh", "-c", "rm -rf /var/tmp/*; sleep 10"])
-        await sh(sandbox, "true")
+async def test_code_that_removes_the_files_of_its_command(sandbox: HfSandbox) -> None:
+    with pytest.raises(SandboxBroken, match="it removed the files of its commands"):
+        await sandbox.exec(["sh", "-c", "rm -rf /var/tmp/*; sleep 10"])
+    await sh(sandbox, "true")
 
 
 @pytest.mark.slow
-async def test_shell_that_is_gone_or_is_none(
-    provider: HfProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_shell_that_is_gone_or_is_none(sandbox: HfSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """The local HF's sandboxes have this machine's own, which nobody can remove."""
-    async with provider.open(spec) as sandbox:
 
-        def gone(*args: object, **kwargs: object) -> object:
-            raise HubSandboxError("failed to spawn: No such file or directory", status_code=400)
+    def gone(*args: object, **kwargs: object) -> object:
+        raise HubSandboxError("failed to spawn: No such file or directory", status_code=400)
 
-        with monkeypatch.context() as patched:
-            patched.setattr(sandbox._hub, "run", gone)
-            for use in (lambda: sandbox.exec(["true"]), sandbox.kill_all):
-                with pytest.raises(SandboxBroken, match=r"its shell \(sh\) no longer runs"):
-                    await use()
-            patched.undo()
-            patched.setattr(followed, "_SH", "/bin/true")
-            with pytest.raises(SandboxBroken, match="exited with code 0 and no output"):
-                await sandbox.exec(["true"])
-        await sh(sandbox, "true")
+    with monkeypatch.context() as patched:
+        patched.setattr(sandbox._hub, "run", gone)
+        for use in (lambda: sandbox.exec(["true"]), sandbox.kill_all):
+            with pytest.raises(SandboxBroken, match=r"its shell \(sh\) no longer runs"):
+                await use()
+        patched.undo()
+        patched.setattr(followed, "_SH", "/bin/true")
+        with pytest.raises(SandboxBroken, match="exited with code 0 and no output"):
+            await sandbox.exec(["true"])
+    await sh(sandbox, "true")
 
 
 _KILL_SHELLS = """
@@ -145,47 +146,41 @@ while True:
 """
 
 
-async def test_code_that_kills_every_shell(
-    provider: HfProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_code_that_kills_every_shell(sandbox: HfSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """The code broke its sandbox: the job runs and its server answers. `kill_all` ends the code.
 
     The code spares shells that start or hold a command: one whose supervisor is killed ends with 137.
     """
     monkeypatch.setattr(followed, "ATTEMPTS", 2)
-    async with provider.open(spec) as sandbox:
-        await sandbox.start(["python3", "-c", _KILL_SHELLS, followed._SUPERVISE.splitlines()[0]])
-        # Only now, for the shell that starts the code must finish first.
-        await sandbox._ask(sandbox._hub.files.write, "/tmp/go", b"")
-        with anyio.fail_after(PATIENCE), pytest.raises(SandboxBroken, match="was killed"):
-            await sandbox.exec(["sleep", "30"])
-        with anyio.fail_after(PATIENCE), suppress(SandboxBroken):  # whichever of the two is the faster one
-            await sandbox.kill_all()
-            await sh(sandbox, "true")
+    await sandbox.start(["python3", "-c", _KILL_SHELLS, followed._SUPERVISE.splitlines()[0]])
+    # Only now, for the shell that starts the code must finish first.
+    await sandbox._ask(sandbox._hub.files.write, "/tmp/go", b"")
+    with anyio.fail_after(PATIENCE), pytest.raises(SandboxBroken, match="was killed"):
+        await sandbox.exec(["sleep", "30"])
+    with anyio.fail_after(PATIENCE), suppress(SandboxBroken):  # whichever of the two is the faster one
+        await sandbox.kill_all()
+        await sh(sandbox, "true")
 
 
 @pytest.mark.slow
-async def test_to_kill_everything_is_tried_again(
-    provider: HfProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_to_kill_everything_is_tried_again(sandbox: HfSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the shell that does it is killed itself; and a sandbox in which it always is, is broken."""
     monkeypatch.setattr(followed, "ATTEMPTS", 4)
-    async with provider.open(spec) as sandbox:
-        inside = sandbox._inside
-        codes = [137, 137]
+    inside = sandbox._inside
+    codes = [137, 137]
 
-        async def killed(script: str, *argv: str) -> tuple[int, str, str]:
-            return (codes.pop(), "", "") if codes else await inside(script, *argv)
+    async def killed(script: str, *argv: str) -> tuple[int, str, str]:
+        return (codes.pop(), "", "") if codes else await inside(script, *argv)
 
-        monkeypatch.setattr(sandbox, "_inside", killed)
-        process = await sandbox.start(["sleep", "600"])
+    monkeypatch.setattr(sandbox, "_inside", killed)
+    process = await sandbox.start(["sleep", "600"])
+    await sandbox.kill_all()
+    with anyio.fail_after(PATIENCE):
+        assert await process.wait() == 137
+    codes += [137] * 4
+    with pytest.raises(SandboxBroken, match="command that kills everything inside was killed"):
         await sandbox.kill_all()
-        with anyio.fail_after(PATIENCE):
-            assert await process.wait() == 137
-        codes += [137] * 4
-        with pytest.raises(SandboxBroken, match="command that kills everything inside was killed"):
-            await sandbox.kill_all()
-        assert codes == []
+    assert codes == []
 
 
 ENDLESS = "yes x | tr -d '\\n'"
@@ -197,18 +192,17 @@ ENDLESS = "yes x | tr -d '\\n'"
 )
 @pytest.mark.slow
 async def test_shell_that_says_something_else(
-    provider: HfProvider, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch, prints: str
+    sandbox: HfSandbox, monkeypatch: pytest.MonkeyPatch, prints: str
 ) -> None:
     """As a replaced `base64` does: the code's own deed, and this host keeps nothing of what never ends."""
     monkeypatch.setattr(followed, "ATTEMPTS", 2)
-    async with provider.open(spec) as sandbox:
-        with monkeypatch.context() as patched:
-            for name in ("_LAUNCH", "_FOLLOW"):
-                patched.setattr(followed, name, f"echo .s; echo .o 0; {prints}")
-            patched.setattr(followed, "_KILL_ALL", prints)
-            for use in (partial(sandbox.exec, ["true"]), sandbox.kill_all):
-                with anyio.fail_after(PATIENCE), pytest.raises(SandboxBroken, match="broke the sandbox"):
-                    await use()
+    with monkeypatch.context() as patched:
+        for name in ("_LAUNCH", "_FOLLOW"):
+            patched.setattr(followed, name, f"echo .s; echo .o 0; {prints}")
+        patched.setattr(followed, "_KILL_ALL", prints)
+        for use in (partial(sandbox.exec, ["true"]), sandbox.kill_all):
+            with anyio.fail_after(PATIENCE), pytest.raises(SandboxBroken, match="broke the sandbox"):
+                await use()
 
 
 async def test_token_that_is_revoked_in_the_middle(
@@ -251,57 +245,52 @@ async def test_job_is_made_as_asked(local_hf: LocalHF, spec: SandboxSpec) -> Non
         assert "HF_TOKEN" not in job.spec["secrets"]
 
 
-async def test_tokens_and_secrets_are_where_code_inside_cannot_look(
-    local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec
-) -> None:
+async def test_tokens_and_secrets_are_where_no_code_looks(local_hf: LocalHF, sandbox: HfSandbox) -> None:
     """No token or secret of a command is in arguments, and no token in open settings of the job."""
     script = "env; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline; true"
-    async with provider.open(spec) as sandbox:
-        (job,) = local_hf.jobs.running()
-        seen = await sandbox.exec(["sh", "-c", script], env={"SBX_TOKEN": "a-secret", "OTHER": "a-variable"})
-        listed = (await anyio.run_process(["ps", "-eo", "args"])).stdout.decode()
-        spec_of_job = json.dumps({key: value for key, value in job.spec.items() if key != "secrets"})
-        for token in (job.spec["secrets"]["SBX_TOKEN"], local_hf.token):
-            assert token.encode() not in seen.stdout + seen.stderr
-            assert token not in listed
-            assert token not in spec_of_job
-        assert b"a-variable" in seen.stdout
-        assert b"a-secret" not in seen.stdout, "the server's own variables are not the commands'"
-        arguments = ["sh", "-c", "cat /proc/[0-9]*/cmdline; true"]
-        done = await sandbox.exec(arguments, env={"KEY": "a-secret-key"}, stdin=b"a-secret-word")
-        assert (done.exit_code, b"a-secret" in done.stdout) == (0, False)
+    (job,) = local_hf.jobs.running()
+    seen = await sandbox.exec(["sh", "-c", script], env={"SBX_TOKEN": "a-secret", "OTHER": "a-variable"})
+    listed = (await anyio.run_process(["ps", "-eo", "args"])).stdout.decode()
+    spec_of_job = json.dumps({key: value for key, value in job.spec.items() if key != "secrets"})
+    for token in (job.spec["secrets"]["SBX_TOKEN"], local_hf.token):
+        assert token.encode() not in seen.stdout + seen.stderr
+        assert token not in listed
+        assert token not in spec_of_job
+    assert b"a-variable" in seen.stdout
+    assert b"a-secret" not in seen.stdout, "the server's own variables are not the commands'"
+    arguments = ["sh", "-c", "cat /proc/[0-9]*/cmdline; true"]
+    done = await sandbox.exec(arguments, env={"KEY": "a-secret-key"}, stdin=b"a-secret-word")
+    assert (done.exit_code, b"a-secret" in done.stdout) == (0, False)
 
 
 @pytest.mark.slow
-async def test_standard_input_is_in_no_file(provider: HfProvider, spec: SandboxSpec) -> None:
+async def test_standard_input_is_in_no_file(sandbox: HfSandbox) -> None:
     """Once a command has started: whether it came with the request, or in parts before it."""
     script = "grep -rlaE '[a]-secret-word' /var/tmp /tmp; wc -c"
-    async with provider.open(spec) as sandbox:
-        for size in (0, 3_000_000):
-            done = await sandbox.exec(["sh", "-c", script], stdin=b"a-secret-word" + bytes(size))
-            assert done.text == f"{size + 13}\n"
+    for size in (0, 3_000_000):
+        done = await sandbox.exec(["sh", "-c", script], stdin=b"a-secret-word" + bytes(size))
+        assert done.text == f"{size + 13}\n"
 
 
 async def test_secret_of_the_relay_is_in_no_file(
-    provider: HfProvider, spec: SandboxSpec, local_hf: LocalHF, monkeypatch: pytest.MonkeyPatch
+    sandbox: HfSandbox, local_hf: LocalHF, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither is it in an argument or the environment of anything, nor in a file that is only open."""
-    async with provider.open(spec) as sandbox:
-        start, given = sandbox.start, []
+    start, given = sandbox.start, []
 
-        async def heard(*args: Any, **kwargs: Any) -> Process:
-            given.append(kwargs.get("stdin") or b"")
-            return await start(*args, **kwargs)
+    async def heard(*args: Any, **kwargs: Any) -> Process:
+        given.append(kwargs.get("stdin") or b"")
+        return await start(*args, **kwargs)
 
-        monkeypatch.setattr(sandbox, "start", heard)
-        async with sandbox.reach(local_hf.origin):
-            secrets = {word for text in given for word in re.findall(rb"[0-9a-f]{32,}", text)}
-            assert secrets
-            files = 'for fd in /proc/[0-9]*/fd/*; do [ -f "$fd" ] && cat "$fd"; done'
-            others = "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline /var/tmp/*/*/* /tmp/*"
-            seen = await sandbox.exec(["sh", "-c", f"{files}; {others}; true"])
-            assert seen.stdout
-            assert not [secret for secret in secrets if secret in seen.stdout]
+    monkeypatch.setattr(sandbox, "start", heard)
+    async with sandbox.reach(local_hf.origin):
+        secrets = {word for text in given for word in re.findall(rb"[0-9a-f]{32,}", text)}
+        assert secrets
+        files = 'for fd in /proc/[0-9]*/fd/*; do [ -f "$fd" ] && cat "$fd"; done'
+        others = "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline /var/tmp/*/*/* /tmp/*"
+        seen = await sandbox.exec(["sh", "-c", f"{files}; {others}; true"])
+        assert seen.stdout
+        assert not [secret for secret in secrets if secret in seen.stdout]
 
 
 @pytest.mark.slow
@@ -360,6 +349,7 @@ import anyio
 from swe_core.api.sandbox import SandboxSpec
 from swe_sandbox_hf.config import HfConfig
 from swe_sandbox_hf.provider import HfProvider
+from swe_sandbox_hf.sandbox import HfSandbox
 
 async def main():
     async with HfProvider(HfConfig(internet=True)).open(SandboxSpec(image="python:3.12")) as sandbox:

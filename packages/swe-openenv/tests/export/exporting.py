@@ -34,16 +34,8 @@ def openenv_cli(*args: str, env: Mapping[str, str] | None = None) -> subprocess.
 @contextmanager
 def start(folder: Path, *command: str, **env: str) -> Iterator[subprocess.Popen[str]]:
     """Start a folder's server with a command, in the folder; what still runs at the end is killed."""
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, **env},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=folder, env={**os.environ, **env}, text=True, **streams) as process:
         try:
             yield process
         finally:

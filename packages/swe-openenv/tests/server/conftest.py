@@ -12,13 +12,12 @@ from .serving import Served, serving
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server whose agent applies the gold patch."""
-    with serving(tmp_path_factory.mktemp("served") / "run", ["run.agent=oracle"]) as server:
+    with serving(tmp_path_factory.mktemp("served") / "run") as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def interactive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server whose client is the agent."""
-    out = tmp_path_factory.mktemp("interactive") / "run"
-    with serving(out, ["run.agent=nop"], interactive=True) as server:
+    with serving(tmp_path_factory.mktemp("interactive") / "run", interactive=True) as server:
         yield server

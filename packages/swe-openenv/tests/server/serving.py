@@ -42,8 +42,9 @@ class Served:
 
 @contextmanager
 def serving(out: Path, sets: Sequence[str] = (), key: str | None = None, **config: Any) -> Iterator[Served]:
-    """Serve the demo tasks as `swe-core openenv serve` does."""
-    plan, plugins = load_plan(None, (*BASIC, *sets))
+    """Serve the demo tasks as `swe-core openenv serve` does, to clients or with the agent "oracle"."""
+    agent = "run.agent=nop" if config.get("interactive") else "run.agent=oracle"
+    plan, plugins = load_plan(None, (*BASIC, agent, *sets))
     with socket.create_server(("127.0.0.1", 0)) as listening, start_blocking_portal() as portal:
         resume = begun(plan, out)
         opened = open_run(plan, plugins, out, observe, resume=resume, again=["cancelled"])

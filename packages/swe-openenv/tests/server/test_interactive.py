@@ -16,15 +16,17 @@ from swe_core.errors import SandboxError
 from swe_core.rollout.run_directory import RunDirectory
 
 from .serving import Served, serving, wait_until
-from .test_server import TASKS, call, exchange, reset, step
+from .test_server import TASKS, ask, call, exchange, reset, step
 
-TASK = next(DemoSource().tasks())
+SUBMIT = step(type="submit")
 
 
-def gold(index: int) -> dict[str, Any]:
-    """The command that applies a task's gold patch."""
-    task = list(DemoSource().tasks())[index]
-    return step(type="exec", command=f"git apply - <<'END'\n{task.patch}\nEND")
+def shell(command: str, **more: Any) -> dict[str, Any]:
+    return step(type="exec", command=command, **more)
+
+
+GOLD = shell(f"git apply - <<'END'\n{next(DemoSource().tasks()).patch}\nEND")
+"""The command that applies the gold patch of the first task."""
 
 
 @pytest.mark.slow
@@ -32,15 +34,15 @@ def test_client_works_in_the_sandbox_and_submits(interactive: Served) -> None:
     answers = exchange(
         interactive.url,
         reset(index=0, episode_id="by-hand"),
-        step(type="exec", command="pwd; echo wrong >&2; exit 3"),
+        shell("pwd; echo wrong >&2; exit 3"),
         step(type="write", path="notes/new.txt", content="grüße\n"),
         step(type="read", path="/testbed/notes/new.txt"),
         step(type="read", path="missing.txt"),
-        step(type="exec", command="sleep 60", timeout_s=0.5),
-        gold(0),
+        shell("sleep 60", timeout_s=0.5),
+        GOLD,
         {"type": "state"},
-        step(type="submit"),
-        step(type="exec", command="ls"),
+        SUBMIT,
+        shell("ls"),
     )
     ran, wrote, read, missing, slow, applied, state, last, late = (answer["data"] for answer in answers[1:])
     told = ran["observation"]
@@ -59,17 +61,8 @@ def test_client_works_in_the_sandbox_and_submits(interactive: Served) -> None:
     (rollout,) = [rollout for rollout in run.rollouts() if rollout.id == "by-hand"]
     assert (rollout.agent, rollout.outcome, rollout.turns) == ("client", "resolved", 0)
     events = [(event.kind, event.tool) for event in run.events("by-hand")]
-    assert events[:4] == [
-        ("tool_call", "exec"),
-        ("tool_result", "exec"),
-        ("tool_call", "write"),
-        ("tool_result", "write"),
-    ]
-
-
-def test_agent_of_the_server_is_refused(interactive: Served) -> None:
-    answer = exchange(interactive.url, reset(index=0), step(type="run_agent"))[-1]["data"]
-    assert "it has exec, read, write and submit" in answer["message"]
+    told = [(kind, tool) for tool in ("exec", "write") for kind in ("tool_call", "tool_result")]
+    assert events[:4] == told
 
 
 def test_tools_work_in_the_sandbox_and_tell_no_grade(interactive: Served) -> None:
@@ -95,11 +88,9 @@ def test_tools_work_in_the_sandbox_and_tell_no_grade(interactive: Served) -> Non
 @pytest.mark.slow
 def test_session_without_an_id_frees_its_sandbox_when_it_leaves(tmp_path: Path) -> None:
     """One sandbox at a time: the second session would wait for ever."""
-    with serving(
-        tmp_path / "run", ["run.agent=nop", "run.concurrency=1"], interactive=True, split="train"
-    ) as server:
-        exchange(server.url, reset(index=0), step(type="exec", command="true"))
-        last = exchange(server.url, reset(index=0), step(type="exec", command="true"), step(type="submit"))
+    with serving(tmp_path / "run", ["run.concurrency=1"], interactive=True, split="train") as server:
+        exchange(server.url, reset(index=0), shell("true"))
+        last = exchange(server.url, reset(index=0), shell("true"), SUBMIT)
         assert last[-1]["data"]["done"] is True
         outcomes = sorted(server.outcomes.values())
     assert outcomes == ["cancelled", "unresolved"]
@@ -109,11 +100,9 @@ def test_session_without_an_id_frees_its_sandbox_when_it_leaves(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_sandbox_that_does_not_open_is_told(tmp_path: Path) -> None:
-    sets = ["run.agent=nop", "limits.open=0.000001"]
+    sets = ["limits.open=0.000001"]
     with serving(tmp_path / "run", sets, interactive=True) as server:
-        _, answer, last = exchange(
-            server.url, reset(index=0, episode_id="e"), step(type="exec", command="ls"), step(type="submit")
-        )
+        _, answer, last = exchange(server.url, reset(index=0, episode_id="e"), shell("ls"), SUBMIT)
         assert "the episode 'e' has ended: the sandbox did not open" in answer["data"]["message"]
         assert (last["data"]["done"], last["data"]["reward"]) == (True, None)
         assert last["data"]["observation"]["outcome"] == "error"
@@ -121,32 +110,25 @@ def test_sandbox_that_does_not_open_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_client_that_never_submits_is_bounded(tmp_path: Path) -> None:
-    sets = ["run.agent=nop", "limits.agent=1"]
+    sets = ["limits.agent=1"]
     with serving(tmp_path / "run", sets, interactive=True) as server:
-        answers = exchange(
-            server.url,
-            reset(index=0, episode_id="e"),
-            step(type="exec", command="sleep 5"),
-            step(type="submit"),
-        )
-        assert (answers[-1]["data"]["done"], answers[-1]["data"]["observation"]["outcome"]) == (True, "error")
-        assert "limits.agent" in answers[-1]["data"]["observation"]["reason"]
+        last = exchange(server.url, reset(index=0), shell("sleep 5"), SUBMIT)[-1]["data"]
+    assert (last["done"], last["observation"]["outcome"]) == (True, "error")
+    assert "limits.agent" in last["observation"]["reason"]
 
 
 @pytest.mark.slow
 def test_client_that_vanishes_in_an_action_frees_its_sandbox(tmp_path: Path) -> None:
     """One session and one sandbox at a time, which a file that never ends must not hold."""
-    sets = ["run.agent=nop", "run.concurrency=1"]
+    sets = ["run.concurrency=1"]
     with serving(tmp_path / "run", sets, interactive=True, sessions=1) as server:
         with connect(server.url.replace("http", "ws") + "/ws") as socket:
-            socket.send(json.dumps(reset(index=0)))
-            socket.recv()
-            socket.send(json.dumps(step(type="exec", command="mkfifo pipe")))
-            socket.recv()
+            ask(socket, reset(index=0))
+            ask(socket, shell("mkfifo pipe"))
             socket.send(json.dumps(step(type="read", path="pipe", timeout_s=3600)))
             socket.socket.shutdown(SHUT_RDWR)
         wait_until(lambda: set(server.outcomes.values()) == {"cancelled"})
-        last = exchange(server.url, reset(index=0), step(type="submit"))[-1]
+        last = exchange(server.url, reset(index=0), SUBMIT)[-1]
         assert last["data"]["done"] is True
 
 
@@ -154,10 +136,10 @@ def test_file_that_never_ends_is_an_error_in_time(interactive: Served) -> None:
     answers = exchange(
         interactive.url,
         reset(index=0),
-        step(type="exec", command="mkfifo pipe"),
+        shell("mkfifo pipe"),
         step(type="read", path="pipe", timeout_s=0.5),
         step(type="write", path="pipe", content="x", timeout_s=0.5),
-        step(type="submit"),
+        SUBMIT,
     )
     for answer in answers[2:4]:
         assert "'pipe' in the sandbox was not read or written in 0.5 s" in answer["data"]["message"]
@@ -170,24 +152,23 @@ def test_refused_reset_keeps_the_episode_and_its_work(interactive: Served) -> No
         reset(index=4),
         step(type="write", path="kept.txt", content="1"),
         reset(episode_id="../x"),
+        step(type="run_agent"),
         step(type="read", path="kept.txt"),
     )
     assert answers[2]["type"] == "error"
-    assert answers[3]["data"]["observation"]["output"] == "1"
+    assert "it has exec, read, write and submit" in answers[3]["data"]["message"]
+    assert answers[4]["data"]["observation"]["output"] == "1"
 
 
 @pytest.mark.slow
 def test_episode_that_its_client_names_again_is_kept(interactive: Served) -> None:
     """The server chose the id, and the client learned it."""
     with connect(interactive.url.replace("http", "ws") + "/ws") as socket:
-        socket.send(json.dumps(reset(index=4)))
-        name = json.loads(socket.recv())["data"]["observation"]["episode_id"]
-        socket.send(json.dumps(step(type="write", path="kept.txt", content="1")))
-        socket.recv()
-        socket.send(json.dumps(reset(episode_id=name)))
-        assert json.loads(socket.recv())["data"]["observation"]["task_id"] == TASKS[4]
+        name = ask(socket, reset(index=4))["data"]["observation"]["episode_id"]
+        ask(socket, step(type="write", path="kept.txt", content="1"))
+        assert ask(socket, reset(episode_id=name))["data"]["observation"]["task_id"] == TASKS[4]
     read, last = exchange(
-        interactive.url, reset(episode_id=name), step(type="read", path="kept.txt"), step(type="submit")
+        interactive.url, reset(episode_id=name), step(type="read", path="kept.txt"), SUBMIT
     )[1:]
     assert (read["data"]["observation"]["output"], last["data"]["done"]) == ("1", True)
 
@@ -214,27 +195,26 @@ def test_sandbox_that_fails_at_the_export_gives_no_verdict(
         raise SandboxError("the export failed")
 
     monkeypatch.setattr("swe_core.rollout.loop.export_patch", failing)
-    sets = ["run.agent=nop", "run.sandbox_retries=1"]
+    sets = ["run.sandbox_retries=1"]
     with serving(tmp_path / "run", sets, interactive=True) as server:
-        last = exchange(server.url, reset(index=0), gold(0), step(type="submit"))[-1]["data"]
+        last = exchange(server.url, reset(index=0), GOLD, SUBMIT)[-1]["data"]
     assert (last["done"], last["reward"], last["observation"]["outcome"]) == (True, None, "error")
 
 
 @pytest.mark.slow
 def test_abandoned_episode_never_gets_its_turn(tmp_path: Path) -> None:
     """Its client leaves while another holds the only sandbox."""
-    sets = ["run.agent=nop", "run.concurrency=1"]
+    sets = ["run.concurrency=1"]
     with serving(tmp_path / "run", sets, interactive=True) as server:
         with server.client().sync() as holder:
             holder.reset(index=0, episode_id="holder")
             holder.step({"type": "exec", "command": "true"})
             with connect(server.url.replace("http", "ws") + "/ws") as socket:
-                socket.send(json.dumps(reset(index=1)))
-                socket.recv()
-                socket.send(json.dumps(step(type="exec", command="true")))
+                ask(socket, reset(index=1))
+                socket.send(json.dumps(shell("true")))
                 socket.socket.shutdown(SHUT_RDWR)
             assert holder.step({"type": "submit"}).done
-        last = exchange(server.url, reset(index=2), step(type="submit"))[-1]
+        last = exchange(server.url, reset(index=2), SUBMIT)[-1]
         assert last["data"]["done"] is True
         assert list(server.outcomes.values()) == ["unresolved", "unresolved"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 
 from swe_core.builtin.demo.source import DemoSource
 from swe_core.errors import ConfigError
@@ -26,14 +26,16 @@ TASKS = [task.instance_id for task in DemoSource().tasks()]
 RUN = {"type": "run_agent"}
 
 
+def ask(socket: ClientConnection, message: Any) -> dict[str, Any]:
+    socket.send(message if isinstance(message, str | bytes) else json.dumps(message))
+    answer: dict[str, Any] = json.loads(socket.recv())
+    return answer
+
+
 def exchange(url: str, *messages: Any) -> list[dict[str, Any]]:
     """What the server answers to each message of one connection."""
     with connect(url.replace("http", "ws") + "/ws", max_size=None) as socket:
-        answers = []
-        for message in messages:
-            socket.send(message if isinstance(message, str | bytes) else json.dumps(message))
-            answers.append(json.loads(socket.recv()))
-        return answers
+        return [ask(socket, message) for message in messages]
 
 
 def reset(**data: Any) -> dict[str, Any]:
@@ -154,15 +156,15 @@ def test_task_api_lists_what_an_agent_may_see(served: Served) -> None:
         assert part == tasks[2:4]
         one = http.post("/swe/task", json={"split": "train", "index": 5}).json()["task"]
         assert one == tasks[5]
-        assert one.keys() == {
-            *("id", "index", "split", "repo", "base_commit", "problem_statement", "workdir")
-        }, "neither the patch nor the tests"
+        shown = {"id", "index", "split", "repo", "base_commit", "problem_statement", "workdir"}
+        assert one.keys() == shown, "neither the patch nor the tests"
         wrong = http.post("/swe/num_tasks", json={"split": "nope"})
         assert (wrong.status_code, wrong.json()["detail"][:25]) == (400, "there is no split 'nope':")
         assert http.post("/swe/task", json={"split": "train", "index": 6}).status_code == 400
 
 
 def test_http_client_without_a_session_names_its_episode(served: Served) -> None:
+    """A step that runs out of time says that the episode goes on."""
     with httpx.Client(base_url=served.url, timeout=60) as http:
         http.post("/reset", json={"episode_id": "by-http", "index": 0}).raise_for_status()
         done = http.post("/step", json={"action": RUN, "episode_id": "by-http"}).json()
@@ -171,10 +173,6 @@ def test_http_client_without_a_session_names_its_episode(served: Served) -> None
         assert (refused.status_code, refused.json()) == (400, {"detail": "there is no episode: reset first"})
         assert http.get("/metadata").json()["name"] == "swe"
         assert http.get("/state").status_code == 200
-
-
-def test_http_step_that_runs_out_of_time_says_that_the_episode_goes_on(served: Served) -> None:
-    with httpx.Client(base_url=served.url, timeout=60) as http:
         http.post("/reset", json={"episode_id": "slow", "index": 0})
         soon = http.post("/step", json={"action": RUN, "episode_id": "slow", "timeout_s": 0.001}).json()
         assert (soon["done"], soon["observation"]["status"]) == (False, "running")
@@ -217,7 +215,7 @@ def test_tools_run_a_rollout_and_describe_the_server(served: Served) -> None:
 
 @pytest.mark.slow
 def test_capacity_reached_is_told_as_openenv_does(tmp_path: Path) -> None:
-    with serving(tmp_path / "run", ["run.agent=oracle"], sessions=2) as server:
+    with serving(tmp_path / "run", sessions=2) as server:
         with server.client().sync() as one, server.client().sync() as two:
             one.reset(index=0)
             two.reset(index=0)
@@ -229,7 +227,7 @@ def test_capacity_reached_is_told_as_openenv_does(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_key_is_asked_of_all_but_the_health_check(tmp_path: Path) -> None:
-    with serving(tmp_path / "run", ["run.agent=oracle"], key="a-long-secret-key") as server:
+    with serving(tmp_path / "run", key="a-long-secret-key") as server:
         assert httpx.get(f"{server.url}/health").status_code == 200
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "a-long-secret-key"}):
             refused = httpx.get(f"{server.url}/metadata", headers=headers)
@@ -246,8 +244,7 @@ def test_key_is_asked_of_all_but_the_health_check(tmp_path: Path) -> None:
 def test_client_that_vanishes_loses_nothing(served: Served) -> None:
     """It is gone while its agent runs; the rollout ends on the host, and another client finds it."""
     with connect(served.url.replace("http", "ws") + "/ws") as socket:
-        socket.send(json.dumps(reset(episode_id="lonely", index=3)))
-        socket.recv()
+        ask(socket, reset(episode_id="lonely", index=3))
         socket.send(json.dumps(step(**RUN)))
         wait_until((served.out / "rollouts" / "lonely").exists)
         socket.socket.shutdown(SHUT_RDWR)  # no farewell
@@ -259,9 +256,9 @@ def test_client_that_vanishes_loses_nothing(served: Served) -> None:
 @pytest.mark.slow
 def test_server_that_starts_again_answers_for_finished_episodes(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with serving(out, ["run.agent=oracle"]) as server:
+    with serving(out) as server:
         before = exchange(server.url, reset(episode_id="kept", index=2), step(**RUN))[-1]
-    with serving(out, ["run.agent=oracle"], split="other") as server:
+    with serving(out, split="other") as server:
         (after,) = exchange(server.url, reset(episode_id="kept"))
         assert after["data"]["done"] is True
         for name in ("reward", "outcome", "patch", "tests", "seconds"):
@@ -273,7 +270,7 @@ def test_server_that_starts_again_answers_for_finished_episodes(tmp_path: Path) 
 def test_web_interface_plays_an_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It calls the environment from a thread."""
     monkeypatch.setenv("ENABLE_WEB_INTERFACE", "true")
-    with serving(tmp_path / "run", ["run.agent=oracle"]) as server, httpx.Client(timeout=60) as http:
+    with serving(tmp_path / "run") as server, httpx.Client(timeout=60) as http:
         assert http.get(f"{server.url}/web/").status_code == 200
         http.post(f"{server.url}/web/reset", json={"index": 0}).raise_for_status()
         last = http.post(f"{server.url}/web/step", json={"action": RUN}).json()
@@ -326,9 +323,6 @@ def test_http_request_with_bad_values_is_refused(served: Served) -> None:
         assert answer.status_code in (400, 422), answer.text
         assert "detail" in answer.json()
         assert "Traceback" not in answer.text
-
-
-def test_refused_request_is_not_sent_back(served: Served) -> None:
     answer = httpx.post(f"{served.url}/reset", json={"episode_id": "e" * 1_000_000})
     assert answer.status_code == 422
     assert len(answer.content) < 1000
@@ -348,9 +342,8 @@ def test_tool_answers_its_own_rollout_and_keeps_the_episode(served: Served) -> N
     with ThreadPoolExecutor() as pool:
         answers = list(pool.map(ask, range(4)))
     found = [answer["result"]["structured_content"] for answer in answers]
-    assert [(one["episode_id"], one["task_id"]) for one in found] == [
-        (f"parallel{index}", TASKS[index]) for index in range(4)
-    ]
+    assert [one["episode_id"] for one in found] == [f"parallel{index}" for index in range(4)]
+    assert [one["task_id"] for one in found] == TASKS[:4]
     assert {one["reward"] for one in found} == {1.0}
 
 
@@ -359,7 +352,7 @@ def test_id_without_a_task_has_the_same_task_after_a_restart(tmp_path: Path) -> 
     names = [f"e{number}" for number in range(8)]
     found = []
     for _ in range(2):
-        with serving(tmp_path / "run", ["run.agent=oracle"]) as server:
+        with serving(tmp_path / "run") as server:
             answers = exchange(server.url, *(reset(episode_id=name) for name in names))
             found.append([answer["data"]["observation"]["task_id"] for answer in answers])
     assert found[0] == found[1]
@@ -368,11 +361,11 @@ def test_id_without_a_task_has_the_same_task_after_a_restart(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_cancelled_episode_stays_cancelled_after_a_restart(tmp_path: Path) -> None:
-    with serving(tmp_path / "run", ["run.agent=nop"], interactive=True) as server:
+    with serving(tmp_path / "run", interactive=True) as server:
         exchange(server.url, reset(episode_id="gone", index=0), step(type="exec", command="true"))
         httpx.delete(f"{server.url}/sessions/gone").raise_for_status()
         wait_until(lambda: server.outcomes.get("gone"))
-    with serving(tmp_path / "run", ["run.agent=nop"], interactive=True) as server:
+    with serving(tmp_path / "run", interactive=True) as server:
         (after,) = exchange(server.url, reset(episode_id="gone"))
         assert (after["data"]["done"], after["data"]["observation"]["reason"]) == (True, "stopped")
 
