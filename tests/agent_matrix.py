@@ -38,18 +38,9 @@ from .conftest import fix
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-AGENTS: dict[str, tuple[str, ...]] = {
-    "pi": (),
-    "codex": (),
-    "claude-code": ("agent.claude-code.accept_license=true",),
-    "opencode": (),
-    "qwen-code": (),
-    "gemini-cli": (),
-    "kimi-code": (),
-    "mini-swe-agent": (),
-    "aider": (),
-    "openhands": (),
-}
+_NAMES = ("pi", "codex", "claude-code", "opencode", "qwen-code", "gemini-cli", "kimi-code", "mini-swe-agent")
+AGENTS: dict[str, tuple[str, ...]] = dict.fromkeys((*_NAMES, "aider", "openhands"), ())
+AGENTS["claude-code"] = ("agent.claude-code.accept_license=true",)
 """Agent → settings that it needs."""
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """The command with which mini-swe-agent submits."""
@@ -59,9 +50,7 @@ _CHAT = ChatCompletions()
 _REPLY = "<|im_start|>assistant\n"
 
 
-def policy(
-    tokenizer: PreTrainedTokenizerBase, agent: str, task: Task
-) -> Callable[[Sequence[int]], list[int]]:
+def policy(tokenizer: PreTrainedTokenizerBase, agent: str, task: Task) -> Callable[..., list[int]]:
     """Return a model that looks, applies the gold patch, and ends, by the tools in its prompt.
 
     Its place in the work is the number of its replies in the prompt, so that each conversation of the agent
@@ -88,8 +77,7 @@ def policy(
         call = shell_call(tools, commands[place])
         if call is None:
             return ENDED
-        text = "A look first." if place == 0 else ""
-        return text + tool_call(call[0], **json.loads(call[1]))
+        return ("A look first." if place == 0 else "") + tool_call(call[0], **json.loads(call[1]))
 
     return reply
 

@@ -145,8 +145,7 @@ def swe_core(tmp_path: Path, command: Command) -> SweCore:
 
 def reported(out: Path, *args: str) -> str:
     """What `swe-core report` prints of a run."""
-    done = CliRunner().invoke(report, [str(out), *args], catch_exceptions=False)
-    return done.stdout
+    return CliRunner().invoke(report, [str(out), *args], catch_exceptions=False).stdout
 
 
 def leftovers(scratch: Path, pid: int) -> list[str]:

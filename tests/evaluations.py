@@ -84,9 +84,8 @@ class Evaluation:
             assert rollout.outcome == ("resolved" if rollout.task_id in RESOLVED else "unresolved")
             assert rollout.turns == 1
             folder = self.out / "rollouts" / rollout.id
-            assert {"turns.jsonl", "patch.diff", "grade.json", "test.log"} <= {
-                f.name for f in folder.iterdir()
-            }
+            names = {file.name for file in folder.iterdir()}
+            assert {"turns.jsonl", "patch.diff", "grade.json", "test.log"} <= names
             assert len(RunDirectory.open(self.out).turns(rollout.id)) == 1
         assert sorted(path.name for path in (self.out / "rollouts").iterdir()) == self.ids
 

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import anyio
@@ -61,21 +62,18 @@ class Trainer(Launcher):
         settings = Settings(**json.loads(json.dumps(launch.settings.model_dump(mode="json"))))
         plugins = PluginSet(settings.run.plugins, settings.run.extra_plugins)
         plan = plan_run(settings, plugins)
-        with open(self.config.note, "w") as file:
-            json.dump(
-                {
-                    "in_loop": _in_loop(),
-                    "main_thread": threading.current_thread() is threading.main_thread(),
-                    "settings": launch.settings.model_dump(mode="json"),
-                    "directory": str(launch.directory),
-                    "exists": launch.directory.exists(),
-                    "resume": launch.resume,
-                    "agent": plan.agent.name,
-                    "same_settings": settings.model_dump() == launch.settings.model_dump(),
-                    "weight_sync": self.config.weight_sync,
-                },
-                file,
-            )
+        note = {
+            "in_loop": _in_loop(),
+            "main_thread": threading.current_thread() is threading.main_thread(),
+            "settings": launch.settings.model_dump(mode="json"),
+            "directory": str(launch.directory),
+            "exists": launch.directory.exists(),
+            "resume": launch.resume,
+            "agent": plan.agent.name,
+            "same_settings": settings.model_dump() == launch.settings.model_dump(),
+            "weight_sync": self.config.weight_sync,
+        }
+        Path(self.config.note).write_text(json.dumps(note))
         if self.config.end == "fails":
             raise SweError("the trainer 'launching' lost its device: look at its log")
         if self.config.end == "interrupted-early":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from swe_core import AgentContext, AgentSpec, Component, hookimpl
 
@@ -91,10 +91,6 @@ class Misbehaving(AgentSpec):
 
 @hookimpl
 def swe_agents() -> Iterable[Component[AgentSpec]]:
+    kinds: Any = (Probe, Leaky, Absent)
     scripts = [Component(name, lambda _config, name=name: Misbehaving(name)) for name in SCRIPTS]
-    return [
-        *scripts,
-        Component("probe", lambda _config: Probe()),
-        Component("leaky", lambda _config: Leaky()),
-        Component("absent", lambda _config: Absent()),
-    ]
+    return [*scripts, *(Component(kind.name, lambda _config, kind=kind: kind()) for kind in kinds)]

@@ -42,9 +42,7 @@ class Once(AgentSpec):
         return ["python3", "-S", "-c", _SCRIPT]
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
-        failing, staying = (
-            ctx.task.instance_id in os.environ.get(name, "").split() for name in (FAILING, STAYING)
-        )
+        failing, staying = (ctx.task.instance_id in os.environ.get(n, "").split() for n in (FAILING, STAYING))
         stay = "1e6" if staying else "0"
         return {"BASE": ctx.base_url, "KEY": ctx.api_key, "CODE": str(int(failing)), "STAY": stay}
 

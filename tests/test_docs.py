@@ -76,21 +76,14 @@ def files(page: Path) -> dict[str, str]:
     return {block.file: block.text for block in blocks(page) if block.file}
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A command of a console block and the output below it."""
-
-    command: str
-    output: list[str]
-
-
-def shown(block: Block) -> list[Shown]:
-    found: list[Shown] = []
+def shown(block: Block) -> list[tuple[str, list[str]]]:
+    """The commands of a console block, each with the output below it."""
+    found: list[tuple[str, list[str]]] = []
     for line in block.text.splitlines():
         if line.startswith("$ "):
-            found.append(Shown(line[2:], []))
+            found.append((line[2:], []))
         else:
-            found[-1].output.append(line)
+            found[-1][1].append(line)
     return found
 
 
@@ -123,21 +116,12 @@ class Shell:
             "SWE_SANDBOX__LOCAL__UNISOLATED": "true",
             **FRUGAL,
         }
-        options = (
-            f"--no-deps --no-build-isolation --no-index --disable-pip-version-check -q --target {self.site}"
-        )
+        options = f"--no-deps --no-build-isolation --no-index --disable-pip-version-check -q -t {self.site}"
         command = command.replace("pip install ", f"python -m pip install {options} ")
         return subprocess.run(
-            ["bash", "-c", command],
-            cwd=self.home,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+            ["bash", "-c", command], cwd=self.home, env=env, text=True, timeout=timeout, check=False,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
 
 
 def same(line: str) -> str:
@@ -181,19 +165,19 @@ def test_first_training_prints_what_is_printed(tmp_path: Path) -> None:
 
 
 def type_all(shell: Shell, block: Block, timeout: float = 400) -> None:
-    for step in shown(block):
-        done = shell.type(step.command, timeout)
+    for command, output in shown(block):
+        done = shell.type(command, timeout)
         printed = [same(line) for line in done.stdout.splitlines()]
-        assert "Traceback" not in done.stdout, f"{step.command}\n{done.stdout}"
-        if any(line.startswith("swe-core: error:") for line in step.output):
+        assert "Traceback" not in done.stdout, f"{command}\n{done.stdout}"
+        if any(line.startswith("swe-core: error:") for line in output):
             assert done.returncode == 2
-            assert printed == [same(line) for line in step.output]
+            assert printed == [same(line) for line in output]
             continue
-        assert done.returncode == 0, f"{step.command}\n{done.stdout}"
+        assert done.returncode == 0, f"{command}\n{done.stdout}"
         rest = iter(printed)
-        for line in step.output:
+        for line in output:
             if line.strip() != "…":
-                assert same(line) in rest, f"{step.command}\nlacks: {line}\n{done.stdout}"
+                assert same(line) in rest, f"{command}\nlacks: {line}\n{done.stdout}"
 
 
 def test_one_file_agent_resolves_its_task(tmp_path: Path) -> None:
@@ -201,7 +185,7 @@ def test_one_file_agent_resolves_its_task(tmp_path: Path) -> None:
     shell = Shell(tmp_path, GUIDE)
     page, block = CONSOLE[0]
     assert page == GUIDE
-    assert shown(block)[0].command.startswith("swe-core run -p ./my_agent.py ")
+    assert shown(block)[0][0].startswith("swe-core run -p ./my_agent.py ")
     assert len(files(GUIDE)["my_agent.py"].splitlines()) < 70
     type_all(shell, block)
     (run,) = (shell.home / "runs").iterdir()
@@ -218,7 +202,7 @@ def test_snippets_are_sound() -> None:
     """Every Python and TOML block compiles or parses; a complete file is also used by a command."""
     parsers = {"toml": tomllib.loads, "json": json.loads}
     for page in PAGES:
-        typed = [step.command for block in console(page) for step in shown(block)]
+        typed = [command for block in console(page) for command, _ in shown(block)]
         commands = " ".join([*typed, *files(page).values()])
         for block in blocks(page):
             if block.language == "python":
@@ -259,12 +243,9 @@ def test_rows_are_loaded_as_the_page_says(tmp_path: Path) -> None:
     exec(compile(block.text, TOKENS.name, "exec"), names)
     (row,) = names["rows"](RunDirectory.open(tmp_path))
     assert {key: getattr(value, "dtype", None) for key, value in row.items()} == {
-        "input_ids": np.int64,
-        "completion_mask": np.int64,
-        "old_log_probs": np.float32,
-        "model_version": None,
-        "reward": None,
-    }
+        "input_ids": np.int64, "completion_mask": np.int64, "old_log_probs": np.float32,
+        "model_version": None, "reward": None,
+    }  # fmt: skip
     assert row["input_ids"].tolist() == [1, 2, 3, 4, 5, 6]
     assert row["completion_mask"].tolist() == [0, 0, 1, 0, 0, 1]
     assert row["old_log_probs"].tolist() == [0, 0, -1, 0, 0, -2]
@@ -289,8 +270,7 @@ def test_generated_page_is_current(name: str) -> None:
         pytest.skip(f"the page covers all plugins of this repository, and {absent} are not installed")
     generator = DOCS / f"generate_{name}.py"
     env = {**os.environ, "COLUMNS": "40"}  # the page's width is its own
-    done = subprocess.run(
-        [sys.executable, str(generator), "--print"], env=env, capture_output=True, text=True
-    )
+    command = [sys.executable, str(generator), "--print"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == (DOCS / f"{name}.md").read_text(), f"run python {generator}"

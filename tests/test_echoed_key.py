@@ -103,9 +103,8 @@ async def test_vllm(swe_core: SweCore, scripted: Scripted, tmp_path: Path, key: 
     async with scripted(replies, piece=1) as vllm:
         done = await run_with(swe_core, tmp_path, "vllm", vllm.url, key)
     found, known = written(done, tmp_path), key == CANARY
-    assert (those_with(CANARY, found), those_with(MARK, found)) == (
-        (set(), LEAKING) if known else (LEAKING, set())
-    )
+    expected = (set(), LEAKING) if known else (LEAKING, set())
+    assert (those_with(CANARY, found), those_with(MARK, found)) == expected
     assert done.only["turns"] == len(replies)
     assert done.only["ledger"]["chains"] == 1, done.only["ledger"]
     (chain,) = chains_of(RunDirectory.open(done.out).turns(done.only["id"]))

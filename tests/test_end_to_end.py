@@ -23,6 +23,7 @@ from swe_testing.provider import Fault, ScriptedProvider, call_tool, say
 
 from .conftest import TASK, Command, Done, SweCore, fix, leftovers, wait_for, wait_for_the_end
 
+pytestmark = pytest.mark.anyio
 PROGRAM = str(Path(sys.executable).with_name("swe-core"))
 PLUGIN = str(Path(__file__).with_name("misbehaving_agents.py"))
 CHANGE = "printf '\\n# a change\\n' >> $(git ls-files '*.py' | head -1)"
@@ -85,11 +86,8 @@ def test_many_attempts_report_and_json(swe_core: SweCore, command: Command) -> N
 
 
 @pytest.mark.usefixtures("local_sandbox")
-@pytest.mark.anyio
 @pytest.mark.slow
-async def test_openai_compatible_provider_answers_and_the_key_stays_on_the_host(
-    swe_core: SweCore, tmp_path: Path
-) -> None:
+async def test_provider_answers_and_its_key_stays_on_the_host(swe_core: SweCore, tmp_path: Path) -> None:
     """Recorded on the way: the recording then gives the same verdict without the provider."""
     replies = [call_tool("bash", {"command": f"{CHANGE}; env"}), say("done")]
     recording = tmp_path / "replies.jsonl"
@@ -113,7 +111,6 @@ async def test_openai_compatible_provider_answers_and_the_key_stays_on_the_host(
 
 @pytest.mark.pi
 @pytest.mark.docker
-@pytest.mark.anyio
 async def test_pi_in_containers_on_a_file_of_rows_with_a_provider(
     swe_core: SweCore, docker_image: str, tmp_path: Path, task: Task
 ) -> None:
@@ -140,20 +137,13 @@ async def test_pi_in_containers_on_a_file_of_rows_with_a_provider(
 
 
 @pytest.mark.usefixtures("local_sandbox")
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("fault", "says"),
-    [
-        ("401", "401"),
-        pytest.param("hang", "sent nothing for 2 s", marks=pytest.mark.slow),
-    ],
+    [("401", "401"), pytest.param("hang", "sent nothing for 2 s", marks=pytest.mark.slow)],
 )
-async def test_provider_that_fails_in_the_middle_is_an_engine_error(
-    swe_core: SweCore, fault: Fault, says: str
-) -> None:
-    async with ScriptedProvider(
-        [call_tool("bash", {"command": "ls"})], faults=["ok"], then=fault
-    ) as provider:
+async def test_provider_that_fails_is_an_engine_error(swe_core: SweCore, fault: Fault, says: str) -> None:
+    replies = [call_tool("bash", {"command": "ls"})]
+    async with ScriptedProvider(replies, faults=["ok"], then=fault) as provider:
         done = await in_thread(
             swe_core, "--task", TASK, "--engine-url", provider.url, "--model", "scripted",
             "--set", "engine.openai.max_retries=1", "--set", "engine.openai.timeout=2",
@@ -165,7 +155,6 @@ async def test_provider_that_fails_in_the_middle_is_an_engine_error(
     assert "\n" not in failure["message"]
 
 
-@pytest.mark.anyio
 async def test_unusable_provider_is_reported_before_anything_is_opened(swe_core: SweCore) -> None:
     async with ScriptedProvider(models_fault="401") as provider:
         done = await in_thread(swe_core, "--task", TASK, "--engine-url", provider.url, "--model", "scripted")
@@ -175,7 +164,6 @@ async def test_unusable_provider_is_reported_before_anything_is_opened(swe_core:
 
 
 @pytest.mark.usefixtures("local_sandbox")
-@pytest.mark.anyio
 @pytest.mark.slow
 async def test_black_box_mode_hands_over_the_chosen_key_and_says_so(swe_core: SweCore) -> None:
     async with ScriptedProvider([call_tool("bash", {"command": CHANGE}), say("done")], key=KEY) as provider:
@@ -187,8 +175,7 @@ async def test_black_box_mode_hands_over_the_chosen_key_and_says_so(swe_core: Sw
     assert len(provider.requests) == 2
     assert done.only["outcome"] == "unresolved", done.stderr
     assert "Black-box mode" in " ".join(done.stderr.split())
-    everything = b"".join(path.read_bytes() for path in done.out.rglob("*") if path.is_file())
-    assert KEY.encode() not in everything
+    assert KEY.encode() not in b"".join(path.read_bytes() for path in done.out.rglob("*") if path.is_file())
 
 
 @pytest.fixture
@@ -218,17 +205,11 @@ def listener() -> Iterator[int]:
 
 @pytest.mark.parametrize(
     ("sandbox", "network"),
-    [
-        ("local", "llm"),
-        ("local", "full"),
-        pytest.param("docker", "llm", marks=[pytest.mark.docker, pytest.mark.slow]),
-    ],
+    [("local", "llm"), ("local", "full"), pytest.param("docker", "llm", marks=pytest.mark.docker)],
     indirect=["sandbox"],
 )
 @pytest.mark.slow
-def test_agent_reaches_its_endpoint_and_nothing_else(
-    swe_core: SweCore, sandbox: str, network: str, listener: int
-) -> None:
+def test_agent_reaches_its_endpoint(swe_core: SweCore, sandbox: str, network: str, listener: int) -> None:
     """With network=llm every other address fails; with full the same probe succeeds, so it can."""
     done = swe_core(
         "-p", PLUGIN, "--agent", "probe", "--sandbox", sandbox, "--task", TASK, "--network", network,
@@ -286,9 +267,7 @@ def started(*command: str, **env: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_ctrl_c_records_what_was_running_and_leaves_nothing(
-    tmp_path: Path, scratch: Path, sandbox: str
-) -> None:
+def test_ctrl_c_records_what_ran_and_leaves_nothing(tmp_path: Path, scratch: Path, sandbox: str) -> None:
     out = tmp_path / "run"
     args = ("-p", PLUGIN, "--agent", "hang", "--sandbox", sandbox, "--concurrency", "2", "--out", str(out))
     with started(PROGRAM, "run", *args, TMPDIR=str(scratch)) as process:
@@ -297,8 +276,7 @@ def test_ctrl_c_records_what_was_running_and_leaves_nothing(
         stdout, stderr = process.communicate(timeout=180)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
-    done = Done(130, stdout, stderr, out)
-    assert [rollout["outcome"] for rollout in done.rollouts] == ["cancelled"] * 2
+    assert [rollout["outcome"] for rollout in Done(130, stdout, stderr, out).rollouts] == ["cancelled"] * 2
     assert "interrupted, 0 of 6 finished: resolved 0 of 0, cancelled 2, not started 4\n" in stdout
     assert f"  the rest:      swe-core run --resume {out}\n" in stdout
     wait_for_the_end(scratch)

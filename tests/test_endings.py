@@ -19,7 +19,7 @@ PLUGIN = str(Path(__file__).with_name("ending_agents.py"))
 TASK = "demo__memofn-1"
 Ends = Callable[..., Done]
 
-pytestmark = pytest.mark.usefixtures("local_sandbox")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_sandbox")]
 
 
 @pytest.fixture
@@ -46,7 +46,6 @@ def _patch(done: Done) -> str:
     return (done.out / "rollouts" / done.only["id"] / "patch.diff").read_text()
 
 
-@pytest.mark.slow
 def test_agent_that_submits_is_ended_and_graded(ends: Ends, tmp_path: Path) -> None:
     done = ends("submit")
     rollout = _record(done)
@@ -71,10 +70,7 @@ def test_agent_that_submits_is_ended_and_graded(ends: Ends, tmp_path: Path) -> N
         pytest.param("dawdle", "budget.wall=10", "wall", 1, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.slow
-def test_budget_ends_the_agent_without_a_failure(
-    ends: Ends, agent: str, setting: str, ended_by: str, turns: int
-) -> None:
+def test_budget_ends_without_failure(ends: Ends, agent: str, setting: str, ended_by: str, turns: int) -> None:
     done = ends(agent, setting)
     rollout = _record(done)
     assert (rollout.outcome, rollout.failure, rollout.ended_by) == ("unresolved", None, ended_by), done.stderr
@@ -84,10 +80,7 @@ def test_budget_ends_the_agent_without_a_failure(
 
 @pytest.mark.engine
 @pytest.mark.anyio
-@pytest.mark.slow
-async def test_budget_above_the_models_context_is_reported(
-    swe_core: SweCore, scripted: Scripted, tmp_path: Path
-) -> None:
+async def test_budget_over_the_context_is_told(swe_core: SweCore, scripted: Scripted, tmp_path: Path) -> None:
     """When the run begins, and in its notes."""
     async with scripted(["done"]) as vllm:
         args = ["--task", TASK, "--engine", "vllm", "--engine-url", vllm.url, "--model", "scripted"]

@@ -45,9 +45,8 @@ def test_engine_and_observers_do_what_they_say(swe_core: SweCore, tmp_path: Path
         env = {"TRACKER_URL": f"http://127.0.0.1:{server.server_port}", "PRICE_IN": "1", "PRICE_OUT": "1"}
         done = swe_core(*options, "--task", TASK, env=env)
         server.shutdown()
-    assert [(one["engine"], one["outcome"], one["turns"]) for one in done.rollouts] == [
-        ("script", "resolved", 3)
-    ] * 2
+    ended = [(one["engine"], one["outcome"], one["turns"]) for one in done.rollouts]
+    assert ended == [("script", "resolved", 3)] * 2
     assert sorted(one["rollout"] for one in received) == [f"{TASK}-0", f"{TASK}-1"]
     assert {(one["outcome"], one["reward"]) for one in received} == {("resolved", 1.0)}
     said = " ".join(done.stderr.split())

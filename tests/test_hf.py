@@ -23,7 +23,7 @@ from swe_testing.vllm import tool_call
 
 from .conftest import TASK, Done, Scripted, SweCore, fix
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("local_sandbox")]
+pytestmark = [pytest.mark.slow, pytest.mark.anyio, pytest.mark.usefixtures("local_sandbox")]
 PLUGINS = ("--plugins", "pi,hf", "--set", "sandbox.hf.internet=true", "--task", TASK)
 
 
@@ -47,12 +47,10 @@ def policy(task: Task) -> list[str]:
     """One that looks at what it should not see, applies the gold patch, and submits. The rollout's token is
     in the agent's own environment, where it has to be: the look says it, which nobody may write down, and
     backwards, by which a test learns it."""
-    everything = (
-        "{ cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ; grep -rh swe_tok_ $HOME; env; } 2>/dev/null"
-    )
+    every = "{ cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ; grep -rh swe_tok_ $HOME; env; } 2>/dev/null"
     look = (
-        f"export SEEN=all; {everything} | tr '\\0' '\\n' | tail -n 400;"
-        f" found=$({everything} | tr '\\0' '\\n' | grep -aoE 'swe_tok_[A-Za-z0-9_-]+' | sort -u);"
+        f"export SEEN=all; {every} | tr '\\0' '\\n' | tail -n 400;"
+        f" found=$({every} | tr '\\0' '\\n' | grep -aoE 'swe_tok_[A-Za-z0-9_-]+' | sort -u);"
         ' echo "$found"; echo "$found" | rev'
     )
     return [
@@ -100,7 +98,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 @pytest.mark.pi
 @pytest.mark.engine
-@pytest.mark.slow
 async def test_pi_fixes_a_bug_whatever_goes_wrong_on_the_way(
     swe_core: SweCore, hf: LocalHF, scripted: Scripted, task: Task, asked: Asked
 ) -> None:
@@ -154,10 +151,7 @@ async def run_again(swe_core: SweCore, hf: LocalHF, meanwhile: Callable[[], Awai
     return done
 
 
-@pytest.mark.slow
-async def test_sandbox_that_dies_in_the_middle_is_an_error_that_may_be_tried_again(
-    swe_core: SweCore, hf: LocalHF
-) -> None:
+async def test_sandbox_that_dies_is_an_error_that_may_be_tried_again(swe_core: SweCore, hf: LocalHF) -> None:
     """Its job dies while the agent's calls are pulled; the rollout is run again in another one."""
 
     async def kill() -> None:
@@ -172,10 +166,7 @@ async def test_sandbox_that_dies_in_the_middle_is_an_error_that_may_be_tried_aga
     assert (spent["provider"], spent["flavor"], spent["sandboxes"]) == ("hf", "cpu-basic", 3)
 
 
-@pytest.mark.slow
-async def test_quota_that_is_spent_is_an_error_that_may_be_tried_again(
-    swe_core: SweCore, hf: LocalHF
-) -> None:
+async def test_spent_quota_is_an_error_that_may_be_tried_again(swe_core: SweCore, hf: LocalHF) -> None:
     """The service refuses a sandbox, and the next one it gives."""
     hf.faults.quota = 0
 
@@ -188,7 +179,6 @@ async def test_quota_that_is_spent_is_an_error_that_may_be_tried_again(
     assert "the account's limits" in done.only["retried"][0]["failure"]["message"]
 
 
-@pytest.mark.slow
 async def test_service_whose_clock_is_off(swe_core: SweCore, hf: LocalHF) -> None:
     """Nothing compares its time with ours."""
     hf.faults.skew = 7 * 3600.0

@@ -68,9 +68,7 @@ def one_sentence(done: Done, *parts: str) -> None:
 
 @pytest.mark.usefixtures("local_sandbox")
 @pytest.mark.slow
-def test_launcher_is_asked_outside_any_event_loop_with_settings_that_make_the_same_plan(
-    launched: Launched,
-) -> None:
+def test_launcher_is_asked_outside_any_loop_with_settings_of_the_same_plan(launched: Any) -> None:
     done = launched(*training(), "--attempts", "2")
     assert done.code == 0, done.stderr
     note = noted(done)
@@ -156,9 +154,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--agent", "nop"], ["the setting 'run.agent' was None when it was started and is 'nop' now"]),
     ],
 )
-def test_runs_that_cannot_resume(
-    launched: Launched, recorded: Path, args: list[str], parts: list[str]
-) -> None:
+def test_no_resumption(launched: Launched, recorded: Path, args: list[str], parts: list[str]) -> None:
     (recorded / "rollouts" / "torn-0").mkdir()
     done = launched("--resume", OUT, *args, out=False)
     one_sentence(done, *parts)

@@ -94,8 +94,7 @@ def test_killed_server_answers_for_finished_episodes(warm: Warm, scratch: Path, 
 @pytest.mark.slow
 def test_many_clients_have_an_episode_of_pi_each_at_once(warm: Warm, scratch: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    sets = ("run.agent=pi", f"run.concurrency={EPISODES}")
-    with serving(warm, scratch, out, *sets) as server:
+    with serving(warm, scratch, out, "run.agent=pi", f"run.concurrency={EPISODES}") as server:
 
         async def play(number: int, ends: list[Any]) -> None:
             async with client(server.url) as env:

@@ -30,8 +30,7 @@ COMPACTS = "You are a context summarization assistant"
 
 async def run_pi(swe_core: SweCore, sandbox: str, url: str, model: str, *args: str) -> Done:
     engine = ["--engine", "vllm", "--engine-url", url, "--model", model]
-    plugins = ["--plugins", f"pi,{sandbox}"]
-    command = partial(swe_core, *plugins, "--task", TASK, *engine, *args)
+    command = partial(swe_core, "--plugins", f"pi,{sandbox}", "--task", TASK, *engine, *args)
     return await anyio.to_thread.run_sync(command)
 
 
@@ -68,9 +67,7 @@ async def test_pi_fixes_a_bug_in_one_row(
 
 def compacting(tokenizer: PreTrainedTokenizerBase, calls: int) -> Callable[[Sequence[int]], list[int]]:
     """A policy that runs `calls` commands which print much, then submits; and sums up when it is asked to."""
-    commands = iter(
-        [tool_call("bash", command=f"echo {number}; yes word | head -n 600") for number in range(calls)]
-    )
+    commands = iter([tool_call("bash", command=f"echo {n}; yes word | head -n 600") for n in range(calls)])
 
     def reply(prompt: Sequence[int]) -> list[int]:
         if COMPACTS in tokenizer.decode(prompt):

@@ -22,15 +22,12 @@ TO = "tester/rollouts"
 
 
 def rows(hf: LocalHF) -> list[dict[str, Any]]:
-    files = hf.hub.repo("dataset", TO).files
-    shards = [data for name, data in files.items() if name.endswith(".parquet")]
+    shards = [data for name, data in hf.hub.repo("dataset", TO).files.items() if name.endswith(".parquet")]
     return [row for data in shards for row in pq.read_table(io.BytesIO(data)).to_pylist()]
 
 
 @pytest.mark.slow
-def test_killed_run_resumes_and_pushes(
-    tmp_path: Path, threaded_hf: LocalHF, warm: Warm, command: Command
-) -> None:
+def test_killed_run_pushes(tmp_path: Path, threaded_hf: LocalHF, warm: Warm, command: Command) -> None:
     hf, out = threaded_hf, tmp_path / "run"
     options = ("--tasks", "demo", "--agent", "oracle", "--concurrency", "1", "--limit", "4")
     pushing = ("--push-to", TO, "--set", "push.every=0.1")

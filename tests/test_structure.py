@@ -17,15 +17,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ROOT / "packages"
 CORE = PACKAGES / "swe-core" / "src" / "swe_core"
-TRAINER = PACKAGES / "swe-trainer-trl" / "src" / "swe_trainer_trl"
-PUBLIC = (
-    "swe_core.errors",
-    "swe_core.api",
-    "swe_core.plugins.hookspecs",
-    "swe_core.bundles",
-    "swe_core.sandboxing",
-    "swe_core.system",
-)
+SURFACE = ("errors", "api", "plugins.hookspecs", "bundles", "sandboxing", "system")
+PUBLIC = tuple(f"swe_core.{name}" for name in SURFACE)
 FOR_TRAINERS = ("swe_core.rollout", "swe_core.run", "swe_core.hub")
 FOR_SERVERS = ("swe_core.rollout", "swe_core.run", "swe_core.tokens")
 PLUGINS = {
@@ -40,8 +33,7 @@ ALSO = {
     "swe_sandbox_hf": ("swe_core.hub.errors",),
 }
 HEAVY = {"torch", "transformers", "datasets", "docker", "huggingface_hub", "aiohttp", "vllm", "trl"}
-HEAVY |= {"httpx", "requests", "openenv", "fastapi", "fastmcp", "uvicorn"}
-HEAVY |= {"ray"}
+HEAVY |= {"httpx", "requests", "openenv", "fastapi", "fastmcp", "uvicorn", "ray"}
 EXTRAS = {"numpy", "pytest"}
 LONG: Mapping[str, str] = {}
 """Modules of more than 600 lines, by path, each with its reason."""
@@ -95,9 +87,7 @@ def table(head: str) -> dict[str, set[str]]:
     """Room → the rooms that it may import, from the table below a heading of docs/architecture.md."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     section = re.split(r"(?m)^#+ ", text.partition(f"## {head}\n")[2], maxsplit=1)[0]
-    rows = [
-        [cell.strip() for cell in row.strip("|").split("|")] for row in section.splitlines() if "|" in row
-    ]
+    rows = [[one.strip() for one in row.strip("|").split("|")] for row in section.splitlines() if "|" in row]
     found: dict[str, set[str]] = {}
     for *_, name, _, may in rows[2:]:
         rooms = re.findall(r"`(\w+)(?:\.py|/)`", name)
@@ -165,17 +155,7 @@ def test_guide_names_the_public_surface() -> None:
 
 def test_core_names_no_agent_and_no_provider() -> None:
     """But for `builtin/` and the list of what ships with the core."""
-    names = {
-        '"pi"',
-        "'pi'",
-        '"docker"',
-        "'docker'",
-        '"mini"',
-        "'mini'",
-        '"local"',
-        "'local'",
-        '"hf"',
-    }
+    names = {f"{mark}{name}{mark}" for mark in "\"'" for name in ("pi", "docker", "mini", "local", "hf")}
     wrong = [
         f"{path.relative_to(CORE)}: {name}"
         for path in CORE.rglob("*.py")
@@ -199,9 +179,7 @@ def test_sources_have_no_assert() -> None:
 
 
 def test_modules_have_at_most_600_lines() -> None:
-    lines = {
-        str(path.relative_to(PACKAGES)): len(path.read_text().splitlines()) for path in modules().values()
-    }
+    lines = {str(one.relative_to(PACKAGES)): len(one.read_text().splitlines()) for one in modules().values()}
     assert {path: count for path, count in lines.items() if count > 600 and path not in LONG} == {}
 
 

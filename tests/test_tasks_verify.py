@@ -19,8 +19,6 @@ from .warm import Warm
 
 Verify = Callable[..., Done]
 
-FEW = "conftest-root,reports-patched"
-
 
 @pytest.fixture
 def environment(tmp_path: Path, scratch: Path) -> dict[str, str]:
@@ -33,10 +31,6 @@ def environment(tmp_path: Path, scratch: Path) -> dict[str, str]:
 def verify(command: Command, environment: dict[str, str]) -> Verify:
     """Run `swe-core tasks verify ARGS`; nothing of it may be left after."""
     return partial(command, "tasks", "verify", env=environment)
-
-
-def checks_of(task: dict[str, Any]) -> dict[str, bool | None]:
-    return {check["name"]: check["resolved"] for check in task["checks"]}
 
 
 @pytest.fixture
@@ -59,9 +53,7 @@ MANY = [
 
 
 @pytest.mark.slow
-def test_demo_tasks_are_usable_and_many_kinds_of_cheat_are_not_paid(
-    verify: Verify, demo: str, sandbox: str
-) -> None:
+def test_demo_tasks_are_usable_and_many_cheats_are_not_paid(verify: Verify, demo: str, sandbox: str) -> None:
     """One task that pytest grades, one that unittest does; every third kind in containers."""
     cheats = MANY if sandbox == "local" else MANY[::3]
     two = ["--task", "demo__memofn-1", "--task", "demo__csvtidy-1"]
@@ -72,7 +64,7 @@ def test_demo_tasks_are_usable_and_many_kinds_of_cheat_are_not_paid(
     assert done.code == 0, done.stderr
     assert len(tasks) == 2
     for task in tasks:
-        checks = checks_of(task)
+        checks = {check["name"]: check["resolved"] for check in task["checks"]}
         assert (checks.pop("gold"), checks.pop("empty"), checks.pop("unrelated")) == (True, False, False)
         assert checks.keys() == set(cheats)
         assert set(checks.values()) == {False}
@@ -84,12 +76,8 @@ def test_demo_tasks_are_usable_and_many_kinds_of_cheat_are_not_paid(
 def test_no_cheat_resolves_a_demo_task(verify: Verify, demo: str) -> None:
     done = verify("--tasks", demo, "--task", "demo__memofn-1", "--concurrency", "2", "--json")
     (task,) = json.loads(done.stdout)["tasks"]
-    paid = {check["name"]: check["patch"] for check in task["checks"][3:] if check["resolved"]}
-    assert paid == {}
+    assert {check["name"]: check["patch"] for check in task["checks"][3:] if check["resolved"]} == {}
     assert (task["verdict"], done.code) == ("usable", 0)
-
-
-# rows of our own
 
 
 def git(where: Path, *args: str) -> str:
@@ -153,9 +141,7 @@ NOTHING = """--- /dev/null
 
 @pytest.mark.usefixtures("local_sandbox")
 @pytest.mark.slow
-def test_error_names_the_problem_of_a_task(
-    verify: Verify, rows: Any, tmp_path: Path, swe_core: SweCore
-) -> None:
+def test_error_names_the_task_and_why(verify: Verify, rows: Any, tmp_path: Path, swe_core: SweCore) -> None:
     tasks = rows(
         good={},
         broken={"patch": NOTHING},
@@ -163,7 +149,7 @@ def test_error_names_the_problem_of_a_task(
         failing={"test_patch": GOLD.replace("return a - b", "return 3")},
     )
     report = tmp_path / "report.jsonl"
-    done = verify("--tasks", str(tasks), "--cheats", FEW, "--out", str(report))
+    done = verify("--tasks", str(tasks), "--cheats", "conftest-root,reports-patched", "--out", str(report))
     assert done.code == 1
     found = {line["task_id"]: line for line in map(json.loads, report.read_text().splitlines())}
     assert {name: line["verdict"] for name, line in found.items()} == {
@@ -197,9 +183,8 @@ def test_test_that_throws_a_coin_is_found(verify: Verify, rows: Any) -> None:
 @pytest.mark.docker
 def test_missing_image_is_named(verify: Verify, rows: Any, docker_image: str) -> None:
     tasks = rows(gone={"image_name": "swe-core-no-such-image:1", "repository": None})
-    done = verify(
-        "--tasks", str(tasks), "--sandbox", "docker", "--set", "sandbox.docker.pull=never", "--json"
-    )
+    chosen = ("--sandbox", "docker", "--set", "sandbox.docker.pull=never")
+    done = verify("--tasks", str(tasks), *chosen, "--json")
     (task,) = json.loads(done.stdout)["tasks"]
     assert (task["verdict"], done.code) == ("missing_image", 1)
     assert "'swe-core-no-such-image:1'" in task["reason"]
@@ -232,21 +217,11 @@ def swe_graders():
 
 @pytest.mark.usefixtures("local_sandbox")
 @pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param(signal.SIGKILL, id="killed", marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, id="interrupted"),
-    ],
+    "how", [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGINT, id="interrupted")]
 )
 @pytest.mark.slow
 def test_finished_rollouts_are_not_lost(
-    verify: Verify,
-    warm: Warm,
-    rows: Any,
-    tmp_path: Path,
-    environment: dict[str, str],
-    scratch: Path,
-    how: signal.Signals,
+    verify: Verify, warm: Warm, rows: Any, tmp_path: Path, environment: Any, scratch: Path, how: Any
 ) -> None:
     plugin, report = tmp_path / "slow.py", tmp_path / "report.jsonl"
     plugin.write_text(SLOW)
@@ -269,5 +244,4 @@ def test_finished_rollouts_are_not_lost(
     assert "1/1 first: usable (cached)" in again.stderr
     if how == signal.SIGINT:
         return
-    anew = verify("--tasks", str(tasks), "--task", "first", "--no-cache", *options)
-    assert "cached" not in anew.stderr
+    assert "cached" not in verify("--tasks", str(tasks), "--task", "first", "--no-cache", *options).stderr

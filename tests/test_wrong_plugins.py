@@ -49,9 +49,7 @@ UNISOLATED = ("--set", "sandbox.local.unisolated=true", "--task", "demo__memofn-
     ],
     ids=["command", "sandbox"],
 )  # fmt: skip
-def test_wrong_value_is_an_error_of_its_rollout(
-    swe_core: SweCore, tmp_path: Path, code: str, boundary: str, says: str
-) -> None:
+def test_wrong_value_is_told(swe_core: SweCore, tmp_path: Path, code: str, boundary: str, says: str) -> None:
     (tmp_path / "mine.py").write_text(code)
     agent = () if "class Mine(AgentSpec)" in code else ("--agent", "oracle")
     done = swe_core("-p", str(tmp_path / "mine.py"), *UNISOLATED, *agent)
@@ -64,9 +62,7 @@ def test_wrong_value_is_an_error_of_its_rollout(
 FAILING = AGENT.format(command=["false"], create="lambda config: Mine()")
 
 
-def test_run_that_cannot_succeed_is_stopped_and_resumes(
-    swe_core: SweCore, command: Command, tmp_path: Path
-) -> None:
+def test_hopeless_run_is_stopped_and_resumes(swe_core: SweCore, command: Command, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FAILING)
     options = ("-p", str(tmp_path / "mine.py"), "--set", "sandbox.local.unisolated=true", "--max-errors", "3")
     done = swe_core(*options, "--concurrency", "2")
@@ -79,9 +75,7 @@ def test_run_that_cannot_succeed_is_stopped_and_resumes(
     assert "tasks ended in the same error" in last
     assert "(agent: the agent 'mine' exited with code 1); correct the cause and continue with " in last
     assert f"`swe-core run --resume {done.out} --retry-errors`" in last
-    assert done.stderr.count("the agent 'mine' exited with code 1") == 2, (
-        "where it came first, and at the end"
-    )
+    assert done.stderr.count("the agent 'mine' exited with code 1") == 2, "first, and at the end"
     (tmp_path / "mine.py").write_text(FAILING.replace("false", "true"))
     again = command("run", "--resume", str(done.out), "--retry-errors", "--max-errors", "0")
     assert again.code == 0, again.stderr

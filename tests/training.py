@@ -174,9 +174,7 @@ def check_records(out: Path, models: Sequence[PreTrainedModel]) -> list[TrainedR
     closed = {number: skipped for number, (closed, skipped) in done.groups().items() if closed}
     assert {group.group: group.skipped for group in groups} == closed
     for group in groups:
-        assert [member.reward for member in group.members] == [
-            rewards[one.rollout_id] for one in group.members
-        ]
+        assert [one.reward for one in group.members] == [rewards[one.rollout_id] for one in group.members]
         counted = [member for member in group.members if member.left_out is None]
         if group.skipped is None:
             wanted = advantages([member.reward or 0.0 for member in counted]).tolist()

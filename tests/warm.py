@@ -84,8 +84,7 @@ class Warm:
         out, said = _file(None), _file(stderr)
         ours, theirs = socket.socketpair()
         with theirs:
-            descriptors = [theirs.fileno(), out.fileno(), said.fileno()]
-            socket.send_fds(self._ours, [b"."], descriptors)
+            socket.send_fds(self._ours, [b"."], [theirs.fileno(), out.fileno(), said.fileno()])
         request = {"args": args, "env": {**os.environ, **(env or {})}, "cwd": str(cwd or Path.cwd())}
         ours.sendall(json.dumps(request).encode())
         ours.shutdown(socket.SHUT_WR)

@@ -20,9 +20,7 @@ TASK = make_task(problem_statement="It is broken.")
 
 def context(base_url: str = "http://127.0.0.1:4000/r/1/v1") -> AgentContext:
     """What an agent in a sandbox is given."""
-    return AgentContext(
-        task=TASK, prompt="Fix it.", base_url=base_url, api_key=TOKEN, model="policy", workdir="/testbed"
-    )
+    return AgentContext(TASK, "Fix it.", base_url, TOKEN, "policy", "/testbed")
 
 
 @dataclass(frozen=True)

@@ -60,13 +60,9 @@ def test_summary_of_a_compaction_is_told_apart_by_its_system_prompt() -> None:
 
 
 def test_settings_and_model_are_merged_key_by_key() -> None:
-    agent = PiAgent(
-        PiConfig(
-            thinking="low",
-            settings={"compaction": {"enabled": True}, "retry": {"baseDelayMs": 1}},
-            model={"compat": {"thinkingFormat": "qwen-chat-template"}},
-        )
-    )
+    given = {"compaction": {"enabled": True}, "retry": {"baseDelayMs": 1}}
+    thinks = {"compat": {"thinkingFormat": "qwen-chat-template"}}
+    agent = PiAgent(PiConfig(thinking="low", settings=given, model=thinks))
     settings = written(agent, "settings.json")
     assert written(PiAgent(), "settings.json")["compaction"] == {"enabled": False}, "it rewrites history"
     assert settings["compaction"] == {"enabled": True}

@@ -21,9 +21,8 @@ def test_bundle_has_pi_its_extension_and_a_node(pi_bundle: Path) -> None:
     ]  # fmt: skip
     assert sorted(path.name for path in (pi_bundle / "pi").iterdir()) == ["dist", "package.json"]
     assert json.loads((pi_bundle / "pi/package.json").read_bytes())["version"] == PI.version
-    said = subprocess.run(
-        [pi_bundle / "bin/node", pi_bundle / CLI, "--version"], capture_output=True, text=True
-    )
+    command = [pi_bundle / "bin/node", pi_bundle / CLI, "--version"]
+    said = subprocess.run(command, capture_output=True, text=True)
     assert PI.version in said.stdout + said.stderr
     (asset,) = PiAgent().assets()
     assert (asset.name, asset.path) == ("pi", pi_bundle)

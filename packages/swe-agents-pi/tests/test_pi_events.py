@@ -51,10 +51,6 @@ def test_lines_that_no_parser_likes(line: str) -> None:
     assert len(event.text) <= 2000
 
 
-def test_empty_lines_say_nothing() -> None:
-    assert parse_line("") == parse_line("  \r") == ()
-
-
 @pytest.mark.parametrize(
     ("blocks", "text"),
     [
@@ -69,17 +65,14 @@ def test_content_of_a_tool_result(blocks: list[dict[str, str]], text: str) -> No
     assert event == AgentEvent(kind="tool_result", text=text, tool="bash")
 
 
-def ended(code: int, error: str | None = None) -> AgentExit:
-    event = None if error is None else AgentEvent(kind="error", text=error, fatal=True)
-    return AgentExit(exit_code=code, last_error=event, stderr_tail="")
-
-
 def test_failed_call_is_a_failure_although_pi_exits_with_0() -> None:
-    assert PiAgent().failure(ended(0)) is None
-    assert PiAgent().failure(ended(0, "401: no")) == "Pi ended with an error: 401: no"
+    error = AgentEvent(kind="error", text="401: no", fatal=True)
+    assert PiAgent().failure(AgentExit(0, None, "")) is None
+    assert PiAgent().failure(AgentExit(0, error, "")) == "Pi ended with an error: 401: no"
 
 
-def test_empty_reply_after_error_leaves_no_last_error() -> None:
+def test_empty_reply_after_error_leaves_no_last_error_and_an_empty_line_says_nothing() -> None:
+    assert parse_line("") == parse_line("  \r") == ()
     message: dict[str, Any] = {"role": "assistant", "content": [], "stopReason": "stop"}
     (event,) = parse_line(json.dumps({"type": "message_end", "message": message}))
     assert event.kind == "text"

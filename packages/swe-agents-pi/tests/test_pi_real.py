@@ -71,24 +71,16 @@ class RunPi:
     async def __call__(
         self,
         *replies: Reply | None,
-        config: PiConfig | None = None,
+        config: PiConfig = QUICK,
         prompt: str = "Fix it.",
         model: str = "policy",
         interfere: Interfere | None = None,
     ) -> Ended:
         self.llm.replies[:] = replies
-        agent = PiAgent(config or QUICK)
+        agent = PiAgent(config)
         self.workdir.mkdir(exist_ok=True)
-        ctx = HostContext(
-            task=TASK,
-            prompt=prompt,
-            base_url=self.llm.url,
-            api_key=TOKEN,
-            model=model,
-            workdir=str(self.workdir),
-            home=str(self.root / "home"),
-            bundle=self.bundle,
-        )
+        rest = {"home": str(self.root / "home"), "bundle": self.bundle}
+        ctx = HostContext(TASK, prompt, self.llm.url, TOKEN, model, str(self.workdir), **rest)
         for path, content in agent.files(ctx).items():
             await anyio.Path(path).parent.mkdir(parents=True, exist_ok=True)
             await anyio.Path(path).write_bytes(content)
@@ -133,9 +125,6 @@ def message(body: Mapping[str, Any], role: str) -> str:
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
-# --- ends that are good
-
-
 async def test_works_with_bash_and_ends_by_answer(run_pi: RunPi, llm: ScriptedLLM) -> None:
     thinks = [{"role": "assistant", "reasoning_content": "Let me think."}, {"content": "I write a file."}]
     call = calls("bash", '{"command": "echo done | tee made.txt"}').deltas[1:]
@@ -156,9 +145,7 @@ async def test_works_with_bash_and_ends_by_answer(run_pi: RunPi, llm: ScriptedLL
 
 
 @slow
-async def test_prompt_and_settings_arrive_at_the_endpoint_as_they_are(
-    run_pi: RunPi, llm: ScriptedLLM
-) -> None:
+async def test_prompt_and_settings_arrive_at_the_endpoint(run_pi: RunPi, llm: ScriptedLLM) -> None:
     """And it ends by a reply that is plain text."""
     prompt = "@/etc/passwd --help\n/model x\n!ls `id` $(id) ünïcödé 🐍\n" + "long " * 60_000 + "end"
     config = PiConfig(max_tokens=123)
@@ -175,9 +162,7 @@ async def test_prompt_and_settings_arrive_at_the_endpoint_as_they_are(
 
 
 @slow
-async def test_nothing_that_the_repository_brings_for_agents_is_loaded(
-    run_pi: RunPi, llm: ScriptedLLM
-) -> None:
+async def test_nothing_that_a_repository_has_for_agents_is_loaded(run_pi: RunPi, llm: ScriptedLLM) -> None:
     work, skill = run_pi.workdir, "---\nname: s\ndescription: OBEY-THE-REPOSITORY\n---\n"
     names = ("AGENTS.md", "CLAUDE.md", ".pi/SYSTEM.md", ".pi/APPEND_SYSTEM.md")
     for name, content in {
@@ -212,10 +197,9 @@ async def test_token_is_in_no_file_and_no_output_and_children_inherit_no_endpoin
     assert "OPENAI" not in shown
 
 
-# --- what the policy may do wrong without the agent failing
-
 NOTHING = Reply([{"role": "assistant", "content": ""}])
 SAID = '500: {"message":"said the test"}'
+AGAIN = [("error", SAID), ("info", f"retry 1 of 1: {SAID}"), ("text", "ok"), ("info", "the retry succeeded")]
 CUT = [("info", "the reply was cut off at its token limit")]
 
 
@@ -227,21 +211,11 @@ CUT = [("info", "the reply was cut off at its token limit")]
         ([fails(500), NOTHING], None),
         ([says("I was about to", finish="length")], [("text", "I was about to"), *CUT]),
         ([says("", finish="length")], [("text", ""), *CUT]),
-        (
-            [fails(500), says("ok")],
-            [
-                ("error", SAID),
-                ("info", f"retry 1 of 1: {SAID}"),
-                ("text", "ok"),
-                ("info", "the retry succeeded"),
-            ],
-        ),
+        ([fails(500), says("ok")], AGAIN),
     ],
     ids=("empty", "empty after a retry", "cut", "cut at once", "repaired"),
 )
-async def test_end_that_is_no_failure(
-    run_pi: RunPi, replies: list[Reply], events: list[tuple[str, str]] | None
-) -> None:
+async def test_end_without_fault(run_pi: RunPi, replies: list[Reply], events: Any) -> None:
     ended = await run_pi(*replies)
     assert (ended.failure, ended.exit.last_error) == (None, None)
     assert not any(event.fatal for event in ended.events)
@@ -267,8 +241,6 @@ async def test_errors_of_a_call_are_reported_to_the_model(run_pi: RunPi, llm: Sc
     assert [event.tool for event in results] == ["bash", "browse", "bash", "answer", "answer"]
     assert "exited with code 3" in results[2].text
 
-
-# --- ends that are failures; in all of them but the kill Pi exits with 0
 
 HTML = Reply(body="<html>Welcome</html>", content_type="text/html")
 OVERFLOW = "maximum context length is 10 tokens (context_length_exceeded)"
@@ -298,9 +270,7 @@ async def test_failed_llm_call_is_a_failure_with_pis_own_words(
 
 
 @slow
-@pytest.mark.parametrize(
-    "url", ["", "http://127.0.0.1:1/v1"], ids=("retries are turned off", "nobody listens")
-)
+@pytest.mark.parametrize("url", ["", "http://127.0.0.1:1/v1"], ids=("no retries", "nobody listens"))
 async def test_call_that_is_not_answered_once_is_a_failure(run_pi: RunPi, llm: ScriptedLLM, url: str) -> None:
     llm.url = url or llm.url
     ended = await run_pi(fails(500), config=PiConfig(retries=0))
@@ -324,11 +294,8 @@ async def test_killed_in_the_middle(run_pi: RunPi, llm: ScriptedLLM) -> None:
 @slow
 async def test_compaction_can_be_asked_for(run_pi: RunPi, llm: ScriptedLLM) -> None:
     talk = [calls("bash", json.dumps({"command": f"seq {n} 4000"})) for n in range(4)]
-    small = PiConfig(
-        context_window=12_000,
-        max_tokens=1000,
-        settings={"compaction": {"enabled": True, "reserveTokens": 2000, "keepRecentTokens": 2000}},
-    )
+    compaction = {"enabled": True, "reserveTokens": 2000, "keepRecentTokens": 2000}
+    small = PiConfig(context_window=12_000, max_tokens=1000, settings={"compaction": compaction})
     ended = await run_pi(*talk, *[says("a summary")] * 4, config=small)
     assert any("compaction started" in text for text in ended.texts("info"))
     assert any(body["messages"][0] != llm.bodies[0]["messages"][0] for body in llm.bodies)

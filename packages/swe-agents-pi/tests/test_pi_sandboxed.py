@@ -15,11 +15,7 @@ from swe_core.builtin.local.provider import LocalProvider
 from .helpers import ScriptedLLM, calls, context
 
 OBSTACLE = why_not(find_bwrap())
-pytestmark = [
-    pytest.mark.pi,
-    pytest.mark.anyio,
-    pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE)),
-]
+pytestmark = [pytest.mark.pi, pytest.mark.anyio, pytest.mark.skipif(bool(OBSTACLE), reason=str(OBSTACLE))]
 
 
 @pytest.fixture
@@ -31,9 +27,7 @@ async def sandbox(pi_bundle: Path, tmp_path: Path) -> AsyncIterator[Sandbox]:
 
 
 @pytest.mark.slow
-async def test_pi_works_in_a_sandbox_that_reaches_nothing_but_its_endpoint(
-    llm: ScriptedLLM, sandbox: Sandbox
-) -> None:
+async def test_pi_works_in_a_sandbox_that_reaches_its_endpoint(llm: ScriptedLLM, sandbox: Sandbox) -> None:
     llm.replies = [
         calls("write", '{"path": "made.txt", "content": "made"}'),
         calls("bash", '{"command": "touch /opt/swe/pi/answer.mjs /opt/swe/pi/bin/new; pwd"}'),

@@ -73,15 +73,11 @@ async def test_acp_resumes_an_agent_that_exits_or_begins_anew(mode: str) -> None
     assert said in trial.turns[1].messages[0]["content"]
 
 
-@pytest.mark.parametrize(
-    ("mode", "said"),
-    [
-        ("always-exits", "exited in the middle of its work"),
-        ("refuses", "refused to go on"),
-        ("newer", "speaks version 99"),
-        ("locked", "Authentication required"),
-    ],
-)
+FAILS = {"always-exits": "exited in the middle of its work", "refuses": "refused to go on"}
+FAILS |= {"newer": "speaks version 99", "locked": "Authentication required"}
+
+
+@pytest.mark.parametrize(("mode", "said"), FAILS.items())
 async def test_acp_agent_that_fails_is_an_error(mode: str, said: str) -> None:
     trial = await run(Small(mode), "text")
     assert isinstance(trial.failure, AgentError)
@@ -117,13 +113,8 @@ for one in pathlib.Path("/proc").glob("[0-9]*/exe"):
         if os.readlink(one).startswith("/opt/swe/"):
             os.kill(int(one.parent.name), signal.SIGKILL)
 """
-REAL = pytest.mark.parametrize(
-    "agent",
-    [
-        pytest.param(agent, marks=pytest.mark.slow if agent == "gemini-cli" else pytest.mark.long)
-        for agent in AGENTS
-    ],
-)
+MARKS = {agent: pytest.mark.slow if agent == "gemini-cli" else pytest.mark.long for agent in AGENTS}
+REAL = pytest.mark.parametrize("agent", [pytest.param(agent, marks=MARKS[agent]) for agent in AGENTS])
 
 
 @REAL
@@ -153,7 +144,6 @@ async def test_acp_resumes_a_real_agent_that_was_killed(agent: str) -> None:
 
 @REAL
 async def test_acp_cancels_a_real_agent_whose_time_is_spent(agent: str) -> None:
-    trial = await run(
-        AcpAgent(AcpConfig(agent=agent)), Run("tail -f /dev/null"), budget=Budgets(wall=12.0, grace=60)
-    )
+    real, budget = AcpAgent(AcpConfig(agent=agent)), Budgets(wall=12.0, grace=60)
+    trial = await run(real, Run("tail -f /dev/null"), budget=budget)
     assert (trial.failure, trial.ended_by, trial.exit_code) == (None, "wall", 0)

@@ -28,6 +28,7 @@ from swe_testing.agents import Run, ScriptedModel, shell_reply, text_reply
 
 from .trials import TOKEN, calls, context, reader, trial_of
 
+pytestmark = pytest.mark.anyio
 AGENTS = (MiniSweAgent, Aider, OpenHands)
 PACKAGES = {"mini-swe-agent": "mini-swe-agent", "aider": "aider-chat", "openhands": "openhands-sdk"}
 each = pytest.mark.parametrize("agent", [kind() for kind in AGENTS], ids=lambda agent: agent.name)
@@ -128,7 +129,6 @@ def work(request: ChatRequest) -> Completion:
     return shell_reply(request, Run("true")) if request.tools else text_reply("README.md, please.")
 
 
-@pytest.mark.anyio
 @each_slow
 async def test_spent_budget_ends_the_real_agent(agent: PythonAgent) -> None:
     trial = await trial_of(agent, ScriptedModel(*[work] * 9), budget=Budgets(turns=1))
@@ -137,13 +137,10 @@ async def test_spent_budget_ends_the_real_agent(agent: PythonAgent) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("kind", "version"), [(kind, version) for kind in AGENTS for version in kind.pythons[1:]]
 )
-async def test_real_agent_works_with_each_other_python(
-    kind: type[PythonAgent], version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_real_agent_works_with_each_other_python(kind: Any, version: str, monkeypatch: Any) -> None:
     try:
         Python((version,)).find(kind.name)
     except AgentError as error:  # the agent needs one of its Pythons, no host needs all
@@ -156,7 +153,6 @@ async def test_real_agent_works_with_each_other_python(
     assert (asset.path / f"lib/python{version}").is_dir()
 
 
-@pytest.mark.anyio
 @each_slow
 async def test_refused_call_is_a_failure_of_the_real_agent(agent: PythonAgent) -> None:
     trial = await trial_of(agent, ScriptedModel(RequestRefused("the test refuses")))
@@ -166,11 +162,8 @@ async def test_refused_call_is_a_failure_of_the_real_agent(agent: PythonAgent) -
     assert trial.events[-1 if agent.name != "aider" else -2].fatal
 
 
-@pytest.mark.anyio
 @each_slow
-async def test_real_agent_loads_no_instructions_of_the_repository_and_makes_no_auxiliary_call(
-    agent: PythonAgent,
-) -> None:
+async def test_real_agent_loads_no_instructions_and_makes_no_auxiliary_call(agent: Any) -> None:
     """Neither a title nor a commit message is asked for: all that is sampled is the policy's work."""
     files = {
         **INSTRUCTIONS,
@@ -205,7 +198,6 @@ def extends(model: ScriptedModel) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("agent", "script", "end"),
     [
@@ -219,9 +211,7 @@ def extends(model: ScriptedModel) -> bool:
     ],
     ids=("mini-swe-agent", "openhands"),
 )
-async def test_real_agent_solves_a_task_in_one_linear_conversation(
-    agent: PythonAgent, script: list[Any], end: str
-) -> None:
+async def test_real_agent_solves_a_task_in_one_row(agent: PythonAgent, script: list[Any], end: str) -> None:
     made, after = reader("a.py")
     model = ScriptedModel(*script)
     trial = await trial_of(agent, model, files={"a.py": OLD}, after=after)
@@ -231,22 +221,19 @@ async def test_real_agent_solves_a_task_in_one_linear_conversation(
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("agent", "last"),
     [(MiniSweAgent(), DONE), pytest.param(OpenHands(), "Done.", marks=pytest.mark.long)],
     ids=("mini", "oh"),
 )
 async def test_commands_of_the_real_agent_inherit_no_endpoint(agent: PythonAgent, last: Any) -> None:
-    trial = await trial_of(agent, ScriptedModel(Run("env"), last))
-    (shown, *_) = trial.texts("tool_result")
+    (shown, *_) = (await trial_of(agent, ScriptedModel(Run("env"), last))).texts("tool_result")
     assert "PATH=" in shown
     hidden = ("SWE_LLM", "OPENAI", "LITELLM", "TIKTOKEN", "LOG_LEVEL", "/rollout/", "\x1b")
     assert not [name for name in hidden if name in shown]
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("agent", "script", "turns", "end"),
     [
@@ -259,9 +246,7 @@ async def test_commands_of_the_real_agent_inherit_no_endpoint(agent: PythonAgent
     ],
     ids=("mini-swe-agent", "openhands", "openhands goes on"),
 )
-async def test_real_agent_ends_after_replies_without_a_command(
-    agent: PythonAgent, script: list[str], turns: int, end: str
-) -> None:
+async def test_real_agent_ends_without_commands(agent: Any, script: list[str], turns: int, end: str) -> None:
     trial = await trial_of(agent, ScriptedModel(*script))
     assert (trial.failure, trial.exit_code, len(trial.turns)) == (None, 0, turns)
     assert trial.texts("text") == [text for text in script[:turns] if text]
@@ -269,7 +254,6 @@ async def test_real_agent_ends_after_replies_without_a_command(
 
 
 @pytest.mark.long
-@pytest.mark.anyio
 async def test_real_openhands_summarises_its_history_if_asked_to() -> None:
     model = ScriptedModel(*[Run(f"echo {n}") for n in range(5)], "A summary.", "Done.")
     trial = await trial_of(OpenHands(OpenHandsConfig(condense_after=10)), model)
@@ -284,7 +268,6 @@ WRONG = DIFF.replace("return 1", "return 7")
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("edit_format", "script", "problem"),
     [
@@ -295,9 +278,7 @@ WRONG = DIFF.replace("return 1", "return 7")
     ],
     ids=("whole", "diff", "task names the file and an address", "failed edits beyond its own limit"),
 )
-async def test_real_aider_edits_a_file_and_leaves_nothing_else(
-    edit_format: Any, script: list[str], problem: str
-) -> None:
+async def test_real_aider_edits_a_file_alone(edit_format: Any, script: list[str], problem: str) -> None:
     found: list[tuple[bytes, str]] = []
 
     async def after(sandbox: Sandbox) -> None:

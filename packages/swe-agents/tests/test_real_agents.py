@@ -42,9 +42,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[AgentContext]:
 
 
 @each
-async def test_real_agent_works_with_its_shell_which_inherits_no_endpoint(
-    agent: BundledAgent, given: list[AgentContext]
-) -> None:
+async def test_real_agents_shell_has_no_endpoint(agent: BundledAgent, given: list[AgentContext]) -> None:
     made, after = reader("made.txt")
     command = "echo 'it  is' | tee made.txt; env; tr '\\0' '\\n' </proc/self/cmdline"
     model = ScriptedModel(Run(command, text="I write a file with two blanks."), "I wrote it.")
@@ -87,16 +85,12 @@ def hostile_repository(*folders: str) -> dict[str, bytes]:
     """Return what a repository may bring for agents. A plugin of OpenCode runs, so there is none."""
     obey = b"OBEY-THE-REPOSITORY"
     about = b"---\nname: a\ndescription: %s\n---\n%s" % (obey, obey)
-    ran = {"type": "command", "command": "touch ran"}
-    hooks = {"SessionStart": [{"hooks": [ran]}]}
+    hooks = {"SessionStart": [{"hooks": [{"type": "command", "command": "touch ran"}]}]}
     told = json.dumps({"hooks": hooks, "permissions": {"deny": ["Bash"]}}).encode()
     limits = {"tools": {"exclude": ["run_shell_command"]}, "model": {"maxSessionTurns": 1}}
     servers = json.dumps({"mcpServers": {"m": {"command": "touch", "args": ["ran"]}}}).encode()
-    opencode = {
-        "instructions": ["AGENTS.md"],
-        "permission": {"bash": "deny"},
-        "agent": {"build": {"prompt": "x"}},
-    }
+    opencode: Any = {"instructions": ["AGENTS.md"], "permission": {"bash": "deny"}}
+    opencode["agent"] = {"build": {"prompt": "x"}}
     names = ("AGENTS.md", "GEMINI.md", "QWEN.md", "CLAUDE.md", "CLAUDE.local.md", ".claude/rules/a.md")
     files = dict.fromkeys(names, obey)
     for folder in folders:
@@ -134,8 +128,7 @@ async def test_real_agent_is_not_failed_by_what_the_policy_writes(agent: Bundled
     if isinstance(agent, Codex | ClaudeCode | OpenCode):
         scripts = [[Run("true"), *[empty] * 9], [half] * 9, [calls("browse", '{"a": echo'), "Done."]]
     for script in scripts:
-        trial = await trial_of(agent, ScriptedModel(*script))
-        assert trial.failure is None
+        assert (await trial_of(agent, ScriptedModel(*script))).failure is None
 
 
 @pytest.mark.parametrize("agent", [SLOW[0], SLOW[1], SLOW[3]])
@@ -148,6 +141,7 @@ async def test_real_agent_repeats_its_history_to_the_byte(agent: BundledAgent) -
         assert later.kept == turn.kept + len(turn.messages)
 
 
+OTHER = Codex(CodexConfig(model="gpt-5.5"))
 PATCH = "*** Begin Patch\n*** Add File: made.txt\n+made\n*** End Patch"
 APPLIED = "Success. Updated the following files:\nA made.txt\nmade\n"
 
@@ -156,21 +150,14 @@ APPLIED = "Success. Updated the following files:\nA made.txt\nmade\n"
 @pytest.mark.parametrize(
     ("agent", "reply", "files", "shown"),
     [
-        (
-            Codex(CodexConfig(model="gpt-5.5")),
-            calls("apply_patch", json.dumps({"input": PATCH})),
-            {},
-            "completed",
-        ),
+        (OTHER, calls("apply_patch", json.dumps({"input": PATCH})), {}, "completed"),
         (Codex(), Run(f"true; apply_patch '{PATCH}'; rg made made.txt"), {}, APPLIED),
         (OpenCode(), calls("grep", '{"pattern": "needle"}'), {"hay.txt": b"a needle\n"}, "hay.txt"),
         (KimiCode(), calls("Glob", '{"pattern": "*.md"}'), {}, "README.md"),
     ],
     ids=("codex edits as another model", "codex has apply_patch", "opencode searches", "kimi-code globs"),
 )
-async def test_tools_of_the_bundle_work(
-    agent: BundledAgent, reply: Any, files: dict[str, bytes], shown: str
-) -> None:
+async def test_bundled_tools(agent: BundledAgent, reply: Any, files: dict[str, bytes], shown: str) -> None:
     made, after = reader("made.txt")
     trial = await trial_of(agent, ScriptedModel(reply, "Done."), files=files, after=after)
     assert trial.failure is None

@@ -31,6 +31,7 @@ from swe_core.errors import (
 )
 from swe_testing.records import make_task
 
+pytestmark = pytest.mark.anyio
 Call = Callable[[], Any]
 EMPTY: dict[str, str] = {}
 WHO = "the agent 'mine' of the plugin 'my'"
@@ -113,16 +114,8 @@ async def opened(provider: Any) -> None:
         raise AssertionError("it is open")
 
 
-def nameless(config: Config) -> AgentSpec:
-    agent = Mine()
-    agent.name = None  # type: ignore[assignment]
-    return agent
-
-
-def of_openai(config: Config) -> AgentSpec:
-    agent = Mine()
-    agent.dialect = "openai"  # type: ignore[assignment]
-    return agent
+def agent_with(**wrong: Any) -> Callable[[Config], AgentSpec]:
+    return lambda _: type("Mine", (Mine,), wrong)()
 
 
 WRONG: list[tuple[type[SweError], Call, str]] = [
@@ -136,8 +129,9 @@ WRONG: list[tuple[type[SweError], Call, str]] = [
     (PluginError, made("agent", lambda _: None), f"{WHO}: its create returned None, expected an object "),
     (PluginError, made("agent", lambda _: Mine), "returned the class Mine, expected an object whose class"),
     (PluginError, made("agent", lambda _: value()), "returned a coroutine, expected an object"),
-    (PluginError, made("agent", nameless), "whose name is None, expected a text"),
-    (PluginError, made("agent", of_openai), "whose dialect is 'openai', expected one of 'chat', 'responses'"),
+    (PluginError, made("agent", agent_with(name=None)), "whose name is None, expected a text"),
+    (PluginError, made("agent", agent_with(dialect="openai")),
+     "whose dialect is 'openai', expected one of 'chat', 'responses'"),
     (PluginError, made("agent", lambda _: EMPTY["url"]), "cannot be created: KeyError: 'url' (test_contract"),
     (PluginError, made("engine", lambda _: Wrong()), "expected an object whose class extends swe_core.En"),
     (PluginError, made("sandbox", lambda _: SimpleNamespace(open=len, notes=len, list=len)),
@@ -193,7 +187,6 @@ WRONG: list[tuple[type[SweError], Call, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.anyio
 async def test_mistake_of_a_plugin_is_one_sentence() -> None:
     async def done(call: Call) -> None:
         if inspect.isawaitable(given := call()):
@@ -206,7 +199,6 @@ async def test_mistake_of_a_plugin_is_one_sentence() -> None:
         assert says in str(raised.value)
 
 
-@pytest.mark.anyio
 async def test_what_a_contract_asks_for_is_returned() -> None:
     for method, given, expected in (
         ("command", ("pi", "--help"), ["pi", "--help"]),
@@ -227,7 +219,6 @@ async def test_what_a_contract_asks_for_is_returned() -> None:
     assert await called(contracts.complete, "complete", lambda: value(completion), *ASKED)() is completion
 
 
-@pytest.mark.anyio
 async def test_error_that_a_plugin_raises_on_purpose_is_unchanged_and_another_is_named() -> None:
     async def grade(*_: object) -> Graded:
         raise error
@@ -242,9 +233,7 @@ async def test_error_that_a_plugin_raises_on_purpose_is_unchanged_and_another_is
     with pytest.raises(SandboxError, match=r"^it died$"):
         await contracts.grade_patch(grader, *WANTED)  # type: ignore[arg-type]
     error = ValueError("no log")
-    with pytest.raises(
-        GraderError, match=r"failed in grade\(\): ValueError: no log \(test_contracts\.py, li"
-    ):
+    with pytest.raises(GraderError, match=r"failed in grade\(\): ValueError: no log \(test_contracts\.py"):
         await contracts.grade_patch(grader, *WANTED)  # type: ignore[arg-type]
     with pytest.raises(AgentError, match=r"mine failed in command\(\): SystemExit: no key"):
         with contracts.calling(AgentError, "mine", "command"):

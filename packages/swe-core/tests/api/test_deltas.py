@@ -62,8 +62,7 @@ def test_interleaved_pieces_join_to_the_whole(data: st.DataObject) -> None:
         strands.append([{"tool_calls": [piece]} for piece in [head, *tail]])
     deltas: list[dict[str, Any]] = [{"role": "assistant"}]
     while strands:
-        strand = data.draw(st.sampled_from(strands))
-        deltas.append(strand.pop(0))
+        deltas.append(data.draw(st.sampled_from(strands)).pop(0))
         strands = [rest for rest in strands if rest]
     assert join(deltas) == message
 

@@ -46,8 +46,7 @@ def _agents(draw: st.DrawFn) -> list[dict[str, Any]]:
     bodies: list[dict[str, Any]] = []
     for _ in range(draw(st.integers(1, 12))):
         before = draw(st.sampled_from([{"messages": []}, *bodies]))
-        end = draw(st.integers(0, 3))
-        history = before["messages"][: -end or None]
+        history = before["messages"][: -draw(st.integers(0, 3)) or None]
         body = {**before, "messages": [*history, *draw(st.lists(_message, min_size=1, max_size=2))]}
         bodies.append({**body, "tools": draw(_tools)} if draw(st.booleans()) else body)
         if draw(st.integers(0, 5)) == 0:
@@ -139,6 +138,4 @@ def test_requests_of_rejects_turn_without_its_predecessor() -> None:
 @pytest.mark.parametrize(("one", "other"), [(True, 1), (0.0, -0.0)])
 def test_json_values_equal_in_python_are_kept_apart(one: object, other: object) -> None:
     bodies = [{"messages": [{"role": "user", "content": "x", "hint": {"cache": v}}]} for v in (one, other)]
-    assert [orjson.dumps(body) for body in requests_of(_turns(bodies))] == [
-        orjson.dumps(body) for body in bodies
-    ]
+    assert [*map(orjson.dumps, requests_of(_turns(bodies)))] == [*map(orjson.dumps, bodies)]

@@ -13,9 +13,7 @@ from dataclasses import dataclass, field, replace
 from swe_core.bundles import NpmPackage
 from swe_core.system.seal import digest_of
 
-ONE = NpmPackage(
-    name="@scope/one", version="1.0.0", sha256="", tree="", into="one", keep=("package.json", "dist")
-)
+ONE = NpmPackage("@scope/one", "1.0.0", sha256="", tree="", into="one", keep=("package.json", "dist"))
 TWO = NpmPackage(name="two", version="2.0.0", sha256="", tree="", into="one/node_modules/two")
 ONE_FILES = {"package.json": "{}", "dist/main.js": "console.log('tiny')", "docs/long.md": "not kept"}
 TWO_FILES = {"package.json": "{}", "bin/two": "#!/bin/sh\n"}

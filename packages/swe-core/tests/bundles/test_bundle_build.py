@@ -60,8 +60,7 @@ def test_bundle_has_the_parts_of_its_recipe(packages: list[NpmPackage], tmp_path
         "one/node_modules/two/package.json", "one/package.json",
     }  # fmt: skip
     for path in (bundle.path, *bundle.path.rglob("*")):  # the user inside a sandbox is another one
-        program = path.is_dir() or (path.parts[-2] == "bin" and path.name != "two")
-        needed = 0o555 if program else 0o444
+        needed = 0o555 if path.is_dir() or (path.parts[-2] == "bin" and path.name != "two") else 0o444
         assert stat.S_IMODE(path.stat().st_mode) & needed == needed, path
     ran = subprocess.run([bundle.path / "bin/node", bundle.path / "one/dist/main.js"], capture_output=True)
     assert ran.stdout == b"tiny\n"
@@ -152,10 +151,9 @@ POISONS: dict[str, Callable[[Path], object]] = {
     "library": lambda bundle: (bundle / "runtime/node/libmore.so").write_text(""),
     "pipe": lambda bundle: os.mkfifo(bundle / "one/pipe"),
 }
-FAST = ("byte", "file of no part")
 
 
-@pytest.mark.parametrize("poison", slow_but(FAST, POISONS))
+@pytest.mark.parametrize("poison", slow_but(("byte", "file of no part"), POISONS))
 def test_changed_bundle_is_built_anew(recipe: Recipe, caplog: pytest.LogCaptureFixture, poison: str) -> None:
     built = ensure_bundle(recipe)
     before = contents_of(built.path)
@@ -168,9 +166,7 @@ def test_changed_bundle_is_built_anew(recipe: Recipe, caplog: pytest.LogCaptureF
     assert "has changed since it was built: it is rebuilt, and the old one is in" in record.message
 
 
-def test_untouched_files_are_not_read(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_untouched_files_are_unread(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even node. Without its seals all of a bundle is read, and found whole."""
     read: list[str] = []
     monkeypatch.setattr(seal, "_sha256", lambda path, real=seal._sha256: read.append(path) or real(path))
@@ -204,9 +200,7 @@ class Made(Part, Content):
         (staged / "made/file").write_text(str(staged))  # another content each time
 
 
-def test_content_without_pins_is_compared_with_its_record(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_content_without_pins_is_as_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     recipe = Recipe("some", (HELLO, Made()))
     built = ensure_bundle(recipe)
     before = contents_of(built.path)
@@ -227,15 +221,12 @@ def test_state_that_cannot_be_written_costs_time_only(monkeypatch: pytest.Monkey
     """What has pins is read on each run; what has none is made again."""
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
     pinned, made = Recipe("pinned", (HELLO,)), Recipe("made", (Made(),))
-    built = ensure_bundle(pinned)
-    assert find_bundle(pinned) == built
+    assert ensure_bundle(pinned) == find_bundle(pinned)
     assert ensure_bundle(made) == ensure_bundle(made)
     assert find_bundle(made) is None
 
 
-def test_bundle_that_cannot_be_read_is_built_anew(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unreadable_is_rebuilt(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     recipe = Recipe("some", (HELLO,))
     built = ensure_bundle(recipe)
     (built.path / HELLO.path).chmod(0)
@@ -266,9 +257,7 @@ def test_choice_for_this_machine() -> None:
         for_this_machine({"vax": 1, "pdp11": 2}, "some")
 
 
-def test_host_without_npm_is_told_before_a_build(
-    packages: list[NpmPackage], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_host_without_npm_is_told_first(packages: list[NpmPackage], monkeypatch: pytest.MonkeyPatch) -> None:
     check_host(Recipe("some", (packages[0], HELLO)))
     monkeypatch.setattr(npm, "wheel_file", lambda _: None)
     monkeypatch.setenv("PATH", "/nonexistent")

@@ -36,10 +36,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ask(program: Path | str, cwd: Path, script: Path) -> dict[str, Any]:
     script.write_text(ASK)
-    done = subprocess.run(
-        [program, script, "argument"], cwd=cwd, env={"A": "1"}, capture_output=True, text=True, check=True
-    )
-    answer: dict[str, Any] = json.loads(done.stdout)
+    command = [program, script, "argument"]
+    answer: dict[str, Any] = json.loads(subprocess.check_output(command, cwd=cwd, env={"A": "1"}))
     return answer
 
 
@@ -89,14 +87,10 @@ def test_configured_node_that_does_not_fit_is_refused(tmp_path: Path, says: str,
         find_node("some", LOWEST, script(tmp_path / "node", f"echo '{says}'"))
 
 
-def test_node_of_path_is_examined_where_no_package_has_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_node_of_path_is_examined_without_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "wheel_file", lambda _: None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        AgentError, match=r"'some' needs a node to bundle, but there is none: install the pack"
-    ):
+    with pytest.raises(AgentError, match="'some' needs a node to bundle, but there is none: install"):
         find_node("some", LOWEST)
     script(tmp_path / "node", """echo '{"version": "18.1.0", "path": "/x", "shared": false}'""")
     with pytest.raises(AgentError, match=r"but '.*/node' is node 18\.1\.0, which is too old: 22\.19 is the"):
@@ -107,18 +101,14 @@ def test_node_without_libraries_cannot_be_bundled(tmp_path: Path, monkeypatch: p
     static = tmp_path / "node"
     static.write_bytes(b"\x7fELF\x02\x01" + bytes(58))
     monkeypatch.setattr(node, "find_node", lambda *_: static)
-    with pytest.raises(
-        AgentError, match=r"cannot bundle the node '.*/node': .* no dynamic program.*; install"
-    ):
+    with pytest.raises(AgentError, match=r"cannot bundle the node '.*/node': .* no dynamic program"):
         Node().resolve("some")
 
 
 def test_library_that_the_host_lacks_is_named(tmp_path: Path) -> None:
     """As the loader says it."""
     loader = script(tmp_path / "ld.so", "printf '\\tlibgone.so.1 => not found\\n'")
-    with pytest.raises(
-        Missing, match=r"'/bin/true' needs the library 'libgone\.so\.1', which this host lacks"
-    ):
+    with pytest.raises(Missing, match=r"'/bin/true' needs the library 'libgone\.so\.1', which this"):
         libraries_of(loader, Path("/bin/true"))
     assert os.access(loader_of(Path("/bin/true").resolve()), os.X_OK)
     assert npm.wheel_file("absent") is None

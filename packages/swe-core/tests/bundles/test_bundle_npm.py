@@ -28,9 +28,7 @@ def nothing_is_left(cache: Path) -> bool:
     return [path.name for path in (cache / "swe-core/agents/some").iterdir()] == [".lock"]
 
 
-def test_package_is_fetched_once_and_no_script_of_it_runs(
-    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fetch_runs_no_script(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     scratch = tmp_path / "scratch"
     for folder in (scratch, tmp_path / "home"):
@@ -46,11 +44,9 @@ def test_package_is_fetched_once_and_no_script_of_it_runs(
     path = build(package)
     assert build(package) == path
     assert registry.downloads == 1
-    assert sorted(path.rglob("*")) == [
-        path / "two",
-        *(path / "two" / name for name in ("bin", *sorted(files))),
-    ]
-    assert stat.S_IMODE((path / "two/bin/two").stat().st_mode) == 0o755
+    two = path / "two"
+    assert sorted(path.rglob("*")) == [two, *(two / name for name in ("bin", *sorted(files)))]
+    assert stat.S_IMODE((two / "bin/two").stat().st_mode) == 0o755
     assert not list(tmp_path.rglob("ran"))
     assert list(scratch.iterdir()) == []
 

@@ -21,10 +21,8 @@ NEEDS = 'Requires-Dist: small; python_version >= "3.0"\nRequires-Dist: old; pyth
 
 @pytest.mark.slow
 def test_pins_of_an_npm_package_make_a_bundle(registry: Registry, capsys: pytest.CaptureFixture[str]) -> None:
-    files = {**ONE_FILES, **TWO_FILES}
-    expected = registry.add(
-        replace(ONE, keep=("package.json", "dist", "bin"), executable=("bin/two",)), files
-    )
+    package = replace(ONE, keep=("package.json", "dist", "bin"), executable=("bin/two",))
+    expected = registry.add(package, {**ONE_FILES, **TWO_FILES})
     main(["pin", "npm:@scope/one@1.0.0", "--keep", *expected.keep, "--executable", "bin/two"])
     printed = capsys.readouterr().out
     assert printed.startswith('NpmPackage(\n    name="@scope/one",\n    version="1.0.0",\n')
@@ -41,8 +39,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     metadata = "tiny-1.0.dist-info/METADATA"
     tiny = make_wheel(folder, {**FILES, metadata: FILES[metadata] + NEEDS})
     files = {path.replace("tiny", "small"): text.replace("tiny", "small") for path, text in FILES.items()}
-    small = make_wheel(folder, files, "small")
-    return {"tiny": tiny, "small": small}
+    return {"tiny": tiny, "small": make_wheel(folder, files, "small")}
 
 
 def lines(lock: str) -> list[str]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
-from swe_core import AgentContext, AgentSpec, Component, Config, Sandbox, SandboxSpec, hookimpl
+from swe_core import AgentContext, AgentSpec, Component, Sandbox, SandboxSpec, hookimpl
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import SandboxDied, SandboxError
 from swe_core.system.redaction import redact
@@ -66,21 +66,12 @@ class Telling(AgentSpec):
     def command(self, ctx: AgentContext) -> Sequence[str]:
         return ["sh", "-c", 'echo "I am in $TOKEN"; echo changed >changed.txt']
 
-    def env(self, ctx: AgentContext) -> Mapping[str, str]:
-        return {}
-
 
 @hookimpl
 def swe_sandboxes() -> Iterable[Component[Leaking]]:
-    def create(config: Config) -> Leaking:
-        return Leaking()
-
-    return [Component("leaking", create)]
+    return [Component("leaking", lambda _: Leaking())]
 
 
 @hookimpl
 def swe_agents() -> Iterable[Component[Telling]]:
-    def create(config: Config) -> Telling:
-        return Telling()
-
-    return [Component("telling", create)]
+    return [Component("telling", lambda _: Telling())]

@@ -61,14 +61,11 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Qwen:
 
 
 @asynccontextmanager
-async def captured(
-    served: ScriptedVLLM, out: Path, key: str | None = None
-) -> AsyncIterator[tuple[Sessions, str]]:
+async def captured(served: ScriptedVLLM, out: Path, key: Any = None) -> AsyncIterator[tuple[Sessions, str]]:
     """A capture in this process, and its URL."""
     from swe_core.builtin.vllm.engine import VLLMEngine
 
-    config = VLLMConfig(url=(served.url,), model="scripted", renderer="qwen3")
-    async with VLLMEngine(config) as engine:
+    async with VLLMEngine(VLLMConfig(url=(served.url,), model="scripted", renderer="qwen3")) as engine:
         await engine.check()
         with opened(out, Redactor()) as directory:
             sessions = Sessions(directory, engine, Budgets(), key)

@@ -9,6 +9,7 @@ import threading
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -95,9 +96,7 @@ def test_missing_requirement_is_exit_code_1_and_no_secret_is_shown(file: Callabl
     }  # fmt: skip
 
 
-def test_complete_machine_is_exit_code_0_and_unselected_plugins_may_lack_requirements(
-    file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unselected_plugins_may_lack_requirements(file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swe_core.builtin.vllm._missing", lambda: ["renderers"])
     monkeypatch.setattr("swe_core.builtin.local.checks.why_not", lambda _: None)
     text = (PLUGIN % "ok").replace("    raise RuntimeError", "    return Finding('info', 'x') or str")
@@ -182,9 +181,6 @@ def test_secrets_come_from_the_environment() -> None:
     assert redactor.text("/home/user") == "/home/user"
 
 
-# The machine.
-
-
 def test_low_disk_space_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     found = machine.disk(tmp_path / "file" / "runs", "give another place with --out")
@@ -197,9 +193,7 @@ def test_low_disk_space_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_git_memory_and_gpus_are_those_of_the_machine(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_git_memory_and_gpus_are_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     available, total = machine._available_memory()
     assert 0 < available <= total
     checks = {check.name: check.look for check in machine.machine_checks()}
@@ -229,26 +223,17 @@ def test_missing_user_namespaces_name_the_remedy(monkeypatch: pytest.MonkeyPatch
     assert "--set sandbox.local.unisolated=true" in done.output
 
 
-# The engine.
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What answers requests in place of a server: path → status and body."""
+    served = SimpleNamespace(replies={}, keys=[])
 
-
-class Served:
-    """What answers requests in place of a server."""
-
-    def __init__(self) -> None:
-        self.replies: dict[str, tuple[int, bytes]] = {}
-        self.keys: list[str | None] = []
-
-    def handle(self, request: httpx.Request) -> httpx.Response:
-        self.keys.append(request.headers.get("Authorization"))
-        status, body = self.replies.get(request.url.path, (404, b"{}"))
+    def handle(_: object, request: httpx.Request) -> httpx.Response:
+        served.keys.append(request.headers.get("Authorization"))
+        status, body = served.replies.get(request.url.path, (404, b"{}"))
         return httpx.Response(status, content=body)
 
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> Served:
-    served = Served()
-    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda _, request: served.handle(request))
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", handle)
     return served
 
 
@@ -259,7 +244,7 @@ def models(*names: str) -> tuple[int, bytes]:
     return 200, json.dumps({"object": "list", "data": [{"id": name} for name in names]}).encode()
 
 
-def test_endpoint_lists_its_models(served: Served) -> None:
+def test_endpoint_lists_its_models(served: Any) -> None:
     served.replies = {"/v1/models": models(*"abcdefg")}
     for url in (URL, URL.removesuffix("v1")):
         found = endpoint(url, "OPENAI_API_KEY", "the-key")
@@ -270,7 +255,7 @@ def test_endpoint_lists_its_models(served: Served) -> None:
     assert served.keys[-1] is None
 
 
-def test_unusable_endpoint_is_missing(served: Served) -> None:
+def test_unusable_endpoint_is_missing(served: Any) -> None:
     for reply, words, remedy in (
         ((401, b"no"), "answers, and wants another key", "Set OPENAI_API_KEY to a key that it takes."),
         ((200, b"<html>"), "answers with status 200 and no list of models", "OpenAI-compatible"),
@@ -288,7 +273,7 @@ def test_secrets_in_a_url_are_not_shown_and_an_invalid_one_is_reported() -> None
         assert endpoint(given, None, None).text == "is no http or https URL"
 
 
-def test_engine_url_option_is_checked(served: Served) -> None:
+def test_engine_url_option_is_checked(served: Any) -> None:
     served.replies = {"/v1/models": models("my-model")}
     assert "serves 'my-model'" in examined("--engine-url", URL).output
     assert served.keys == [f"Bearer {SECRET}"]  # as a run would ask it

@@ -17,9 +17,6 @@ from swe_core.run.settings import load_settings
 from swe_core.system.redaction import Redactor
 
 Ran = Callable[..., tuple[int, dict[str, str], str]]
-UNISOLATED = ("--set", "sandbox.local.unisolated=true")
-"""So that the plan is the same on a machine without bubblewrap."""
-
 BLACK_BOX = (
     *("--mode", "black-box", "--network", "full", "--agent-key-env", "PATH"),
     *("--engine-url", "http://127.0.0.1:9/v1", "--model", "m"),
@@ -33,7 +30,8 @@ def dry_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     monkeypatch.setenv("SWE_PLUGINS", "")
 
     def run(*args: str) -> tuple[int, dict[str, str], str]:
-        monkeypatch.setattr(sys, "argv", ["swe-core", "run", "--dry-run", *UNISOLATED, *args])
+        unisolated = ["--set", "sandbox.local.unisolated=true"]  # the same on a machine without bubblewrap
+        monkeypatch.setattr(sys, "argv", ["swe-core", "run", "--dry-run", *unisolated, *args])
         with pytest.raises(SystemExit) as ended:
             main()
         said = capsys.readouterr()
@@ -44,9 +42,8 @@ def dry_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 
 def test_evaluation_is_described_and_nothing_written(dry_run: Ran, tmp_path: Path) -> None:
-    code, lines, _ = dry_run(
-        "--attempts", "2", "--concurrency", "3", "--set", "budget.turns=50", "--out", "mine"
-    )
+    args = ("--attempts", "2", "--concurrency", "3", "--set", "budget.turns=50", "--out", "mine")
+    code, lines, _ = dry_run(*args)
     assert code == 0
     assert lines["rollouts"] == "12 = 6 tasks × 2 attempts, 3 at a time"
     assert lines["tasks"].startswith("demo: demo__csvtidy-1, demo__")
@@ -89,8 +86,7 @@ def test_resumed_run_names_what_is_left(dry_run: Ran, tmp_path: Path) -> None:
     ids = [f"{task.instance_id}-{attempt}" for task in plan.tasks for attempt in (0, 1)]
     outcomes = ("resolved", "error", "cancelled", None)
     lines = [{"id": id_, "outcome": outcome} for id_, outcome in zip(ids, outcomes, strict=True) if outcome]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (tmp_path / "begun" / "rollouts.jsonl").write_text(text)
+    (tmp_path / "begun" / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     before = sorted(tmp_path.rglob("*"))
     for args, left in (((), 2), (("--retry-errors",), 3)):
         code, said, err = dry_run("--resume", "begun", *args)

@@ -8,11 +8,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from swe_core.cli import cli, main
 
@@ -22,49 +21,34 @@ PLUGIN = str(Path(__file__).with_name("leaking_sandboxes.py"))
 TOKEN = re.compile(rf"{BEGINNING}[0-9a-f]{{16}}|{ACCOUNT}")
 
 
-@dataclass
-class Program:
-    """`swe-core` with a directory for runs, and a short one for scratch files and unix sockets."""
-
-    path: Path
-    scratch: Path
-
-    @property
-    def out(self) -> Path:
-        return self.path / "run"
-
-    @property
-    def command(self) -> list[str]:
-        chosen = ("-p", PLUGIN, "--sandbox", "leaking", "--agent", "telling", "--task", "demo__memofn-1")
-        return ["run", *chosen, "--out", str(self.out)]
-
-    def inside(self, *args: str, **env: str) -> Result:
-        """In this process, which takes less time."""
-        return CliRunner().invoke(cli, args, env={"TMPDIR": str(self.scratch), **env})
+RUN = ["run", "-p", PLUGIN, "--sandbox", "leaking", "--agent", "telling", "--task", "demo__memofn-1", "--out"]
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> Iterator[Program]:
+@pytest.fixture(autouse=True)
+def _scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A short directory for scratch files and unix sockets."""
     with tempfile.TemporaryDirectory(prefix="swe-", dir="/tmp") as scratch:
-        yield Program(tmp_path, Path(scratch))
+        monkeypatch.setenv("TMPDIR", scratch)
+        yield
 
 
 @pytest.mark.slow
-def test_output_has_no_secret_of_a_provider(program: Program) -> None:
+def test_output_has_no_secret_of_a_provider(tmp_path: Path) -> None:
+    out = tmp_path / "run"
     done = subprocess.run(
-        [str(Path(sys.executable).parent / "swe-core"), *program.command, "--sandbox-retries", "1"],
+        [str(Path(sys.executable).parent / "swe-core"), *RUN, str(out), "--sandbox-retries", "1"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "TMPDIR": str(program.scratch), "FAILS": "1"},
+        env={**os.environ, "FAILS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    files = {str(path.relative_to(program.out)): path for path in program.out.rglob("*") if path.is_file()}
-    written = {name: path.read_text(errors="replace") for name, path in files.items()}
-    written |= {"stdout": done.stdout, "stderr": done.stderr}
+    written = {"stdout": done.stdout, "stderr": done.stderr}
+    for path in filter(Path.is_file, out.rglob("*")):
+        written[str(path.relative_to(out))] = path.read_text(errors="replace")
     assert [name for name, text in written.items() if TOKEN.search(text)] == []
-    (folder,) = (program.out / "rollouts").iterdir()
+    (folder,) = (out / "rollouts").iterdir()
     for name, said in {
         "run.json": "The account's token is [redacted].",
         "rollouts.jsonl": "the sandbox with the token [redacted] is gone",
@@ -78,10 +62,8 @@ def test_output_has_no_secret_of_a_provider(program: Program) -> None:
     ):
         assert said in done.stderr
     note = "Note: The account's token"
-    assert [
-        (done.stdout + done.stderr).count(note),
-        program.inside("report", str(program.out)).stdout.count(note),
-    ] == [1, 1]
+    report = CliRunner().invoke(cli, ["report", str(out)]).stdout
+    assert ((done.stdout + done.stderr).count(note), report.count(note)) == (1, 1)
     said = "run again after the sandbox failed (the sandbox with the token [redacted] is gone)"
     assert said in " ".join(done.stdout.split())
 
@@ -96,14 +78,13 @@ def test_output_has_no_secret_of_a_provider(program: Program) -> None:
     ],
 )  # fmt: skip
 def test_error_that_ends_the_run_has_no_secret(
-    program: Program, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ends: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ends: str, said: str
 ) -> None:
     """A sentence, a defect of a method, and the traceback of another."""
     monkeypatch.setenv("ENDS", ends)
-    monkeypatch.setenv("TMPDIR", str(program.scratch))
     reap = ["sandboxes", "reap", "-p", PLUGIN, "--sandbox", "leaking"]
-    commands = [program.command, reap] if ends == "sentence" else [program.command]
-    for command in commands:
+    run = [*RUN, str(tmp_path / "run")]
+    for command in [run, reap] if ends == "sentence" else [run]:
         monkeypatch.setattr(sys, "argv", ["swe-core", *command])
         with pytest.raises(SystemExit) as end:
             main()

@@ -106,8 +106,7 @@ def test_shown_ways_set_a_setting(name: str, tmp_path: Path, monkeypatch: pytest
     ((role, tables),) = tomllib.loads(config.read_text()).items()
     ((setting, written),) = tables[name].items()
     assert getattr(load_settings(config), role) == {name: {setting: written}}
-    sets = [shlex.split(option)[-1]]
-    assert getattr(load_settings(sets=sets), role) == {name: {setting: written}}
+    assert getattr(load_settings(sets=[shlex.split(option)[-1]]), role) == {name: {setting: written}}
     exported, _, value = shlex.split(variable)[1].partition("=")
     monkeypatch.setenv(exported, value)
     found = getattr(load_settings(), role)[name][setting]
@@ -132,9 +131,7 @@ def test_json_has_settings_hooks_and_options(file: str) -> None:
     assert {"vllm", "openai"} <= {one["name"] for one in json.loads(said("--json"))}
 
 
-def test_key_that_a_plugin_takes_as_default_is_not_shown(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_key_that_is_a_default_is_not_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By the name of the setting, or by that of the variable that has the value."""
     path = tmp_path / "mine.py"
     own = (

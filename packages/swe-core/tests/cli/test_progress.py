@@ -12,8 +12,7 @@ from swe_testing.records import make_request, make_rollout, make_task
 
 
 def test_equal_error_is_printed_once_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    tasks = [make_task(f"t-{number}") for number in range(4)]
-    requests = [make_request(task) for task in tasks]
+    requests = [make_request(make_task(f"t-{number}")) for number in range(4)]
     progress = PlainProgress(requests)
     for request in requests:
         progress.started(request)

@@ -23,10 +23,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def two(here: Path) -> Path:
     """Two runs: one that is finished and one that was interrupted."""
-    done = make_run(here / "runs" / "first", 1)
-    done.append(make_rollout("task-1", agent="pi\x1b[2J", model="my-model"))
-    begun = make_run(here / "runs" / "second", 3)
-    begun.append(make_rollout("task-1", outcome="error", reward=None))
+    make_run(here / "runs" / "first", 1).append(make_rollout("task-1", agent="pi\x1b[2J", model="my-model"))
+    make_run(here / "runs" / "second", 3).append(make_rollout("task-1", outcome="error", reward=None))
     return here / "runs"
 
 

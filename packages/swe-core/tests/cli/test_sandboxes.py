@@ -114,9 +114,7 @@ def test_list_prints_a_safe_table_oldest_first(own_directory: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["list", "reap"])
-def test_service_that_is_slow_or_down_is_said(
-    own_directory: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_slow_service_is_said(own_directory: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """The slow provider waits until the announcement."""
     echo, said = click.echo, threading.Event()
     plugin = ["-p", str(own_directory / "plugin.py")]

@@ -94,7 +94,7 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-def test_show_prints_every_part(run: Run) -> None:
+def test_show_prints_every_part_without_terminal_controls(run: Run) -> None:
     text = run.show()
     for said in (
         "task-1-0: unresolved, reward 0\n",
@@ -118,9 +118,6 @@ def test_show_prints_every_part(run: Run) -> None:
         assert said in text
     assert "turn  seconds" not in text
     assert "t.py::b" not in text
-
-
-def test_show_strips_terminal_controls(run: Run) -> None:
     for options in ((), ("--turns",), ("--full",)):
         text = run.show(ID, *options)
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
@@ -172,9 +169,8 @@ FAILED tests/t.py::test_a[x] - assert 1 == 2
 
 
 def test_show_tests_has_the_failing_assertion(run: Run) -> None:
-    grade = Grade(
-        resolved=False, fail_to_pass={"tests/t.py::test_a[x]": "FAILED", "tests/t.py::b": "MISSING"}
-    )
+    failing = {"tests/t.py::test_a[x]": "FAILED", "tests/t.py::b": "MISSING"}
+    grade = Grade(resolved=False, fail_to_pass=failing)
     run.rollout("failed-0", outcome="unresolved", reward=0.0, grade=grade)
     (run.directory.path / "rollouts" / "failed-0" / "test.log").write_bytes(LOG)
     text = run.show("failed-0", "--tests")
@@ -230,7 +226,7 @@ def test_show_prints_a_binary_patch_and_wraps_no_long_line(run: Run) -> None:
     assert f"\n+{'y' * 500}\n" in run.show("wide-0", "--diff")
 
 
-def test_show_suggests_close_rollouts(run: Run) -> None:
+def test_show_suggests_close_rollouts_and_names_damaged_line(run: Run) -> None:
     for number in range(6):
         run.rollout(f"other-{number}")
     for name, hint in (
@@ -241,9 +237,6 @@ def test_show_suggests_close_rollouts(run: Run) -> None:
             run.show(name)
     with pytest.raises(UsageError, match=r"--tests needs a rollout: `swe-core show .*` lists them"):
         run.show(None, "--tests")
-
-
-def test_show_names_damaged_transcript_line(run: Run) -> None:
     file = run.directory.path / "rollouts" / ID / "transcript.jsonl"
     file.write_text("{}\n" + file.read_text())
     with pytest.raises(UsageError, match=r"line 1 of .*transcript.jsonl' is not an agent's event"):

@@ -110,9 +110,7 @@ def test_reader_gives_each_reply_with_all_before_it(name: str, saved: Callable[.
     ],
     ids=["a list", "a message a line", "a list a line", "an object a line", "items"],
 )
-def test_reader_takes_lists_and_lines(
-    value: Any, lines: bool, conversations: int, saved: Callable[..., Path]
-) -> None:
+def test_reader_takes_lines(value: Any, lines: bool, conversations: int, saved: Callable[..., Path]) -> None:
     found = read(saved(value, lines))
     assert len(found) == conversations
     assert found[0].turns[-1].reply["content"] == "Yes."

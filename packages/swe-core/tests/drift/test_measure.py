@@ -29,10 +29,7 @@ def session(*messages: Message, sampled: dict[int, list[int]] | None = None) -> 
     """Each reply is a turn, whose request is all before it."""
     places = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
     known = sampled or {}
-    return [
-        RecordedTurn(messages[:at], TOOLS, messages[at], known.get(number))
-        for number, at in enumerate(places)
-    ]
+    return [RecordedTurn(messages[:at], TOOLS, messages[at], known.get(n)) for n, at in enumerate(places)]
 
 
 def drift(*turns: RecordedTurn) -> Drift:

@@ -27,9 +27,7 @@ def is_title(request: ChatRequest) -> str | None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_calls_over_the_turns_budget_get_a_text_that_ends_an_agent(
-    server: InterceptionServer, stream: bool
-) -> None:
+async def test_calls_over_the_turns_budget_end_an_agent(server: InterceptionServer, stream: bool) -> None:
     engine = Typist()
     async with talk(server, engine, Budgets(turns=2)) as said:
         replies = [await said.ask(number, stream=stream) for number in range(2)]
@@ -95,23 +93,13 @@ async def test_remaining_completion_tokens_bound_each_call(server: InterceptionS
     assert [turn.finish_reason for turn in said.turns] == ["stop", "length", "length"]
 
 
-@pytest.mark.parametrize(
-    ("budgets", "limit", "ended_by"),
-    [
-        (
-            Budgets(completion_tokens=2),
-            {},
-            "completion_tokens",
-        ),  # the agent may exit without a further request
-        (Budgets(turns=1, completion_tokens=9), {"max_tokens": 2}, None),  # the agent's own limit
-    ],
-)
-async def test_reply_cut_by_the_budget_ends_the_rollout(
-    server: InterceptionServer, budgets: Budgets, limit: dict[str, Any], ended_by: str | None
-) -> None:
-    async with talk(server, Typist(), budgets) as said:
-        assert '"finish_reason":"length"' in (await said.ask(**limit)).text
-    assert said.gate.ended_by == ended_by
+async def test_reply_cut_by_the_budget_ends_the_rollout(server: InterceptionServer) -> None:
+    """The agent may exit without a further request. Its own limit ends nothing."""
+    own = ({"max_tokens": 2}, Budgets(turns=1, completion_tokens=9), None)
+    for limit, budgets, ended_by in (({}, Budgets(completion_tokens=2), "completion_tokens"), own):
+        async with talk(server, Typist(), budgets) as said:
+            assert '"finish_reason":"length"' in (await said.ask(**limit)).text
+        assert said.gate.ended_by == ended_by
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -162,9 +150,7 @@ async def test_overflow_has_the_openai_code_and_is_recoverable(server: Intercept
 
 
 @pytest.mark.parametrize("overflowed", [True, False])
-async def test_auxiliary_call_does_not_decide_whether_the_context_ended_it(
-    overflowed: bool, server: InterceptionServer
-) -> None:
+async def test_auxiliary_call_does_not_end_a_rollout(overflowed: bool, server: InterceptionServer) -> None:
     fits, overflow = Completion({"role": "assistant", "content": ""}), ContextOverflow(9000, 8192)
     engine = Plugin(fits)
     async with talk(server, engine, auxiliary=is_title) as said:
@@ -194,8 +180,7 @@ async def test_concurrent_calls_share_the_completion_tokens(server: Interception
         async with anyio.create_task_group() as group:
 
             async def ask(number: int, **more: Any) -> None:
-                reply = await said.ask(number, **more)
-                finished.append(reply.json()["choices"][0]["message"]["content"])
+                finished.append((await said.ask(number, **more)).json()["choices"][0]["message"]["content"])
 
             group.start_soon(lambda: ask(0, max_tokens=7))
             await until(lambda: len(engine.asked) == 1)
@@ -217,9 +202,7 @@ async def test_concurrent_calls_share_the_completion_tokens(server: Interception
     budget=st.integers(1, 100),
     calls=st.lists(st.tuples(st.none() | st.integers(1, 60), st.floats(0, 1), st.integers(0, 5))),
 )
-def test_no_order_of_calls_exceeds_the_completion_tokens(
-    budget: int, calls: list[tuple[int | None, float, int]]
-) -> None:
+def test_no_order_of_calls_uses_more_tokens(budget: int, calls: list[tuple[int | None, float, int]]) -> None:
     """Each call samples part of its grant and ends after some later calls have begun."""
     allowance = RemainingBudget(Budgets(completion_tokens=budget))
     used, running = 0, list[tuple[int, float]]()

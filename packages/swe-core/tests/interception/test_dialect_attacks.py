@@ -60,18 +60,14 @@ def test_stored_histories_share_their_beginnings() -> None:
         assert memory.history(f"resp_{number}") == [*branch, *output]
         echoed = {**output[0], "status": None}  # as an SDK sends it back
         branch += [echoed, {"role": "user", "content": "more"}]
-    stored = list(memory._responses.values())
-    assert max(len(response.added) for response in stored[3:]) == 3
+    assert max(len(response.added) for response in [*memory._responses.values()][3:]) == 3
     assert len(memory._branches) == 3
 
 
 def test_too_large_memory_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses_memory, "_MOST", 2000)
     target = _target(RESPONSES)
-    ids = [
-        _answered(RESPONSES, target, {"input": f"{number}" * 300}, {"content": "1"})["id"]
-        for number in range(5)
-    ]
+    ids = [_answered(RESPONSES, target, {"input": f"{n}" * 300}, {"content": "1"})["id"] for n in range(5)]
     for known in (ids[0], ids[3]):
         with pytest.raises(BadRequest, match="not found"):
             _parse(RESPONSES, {"input": "x", "previous_response_id": known}, target)
@@ -81,15 +77,13 @@ def test_too_large_memory_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory_counts_small_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty list takes 20 times the memory of its JSON."""
     target = _target(RESPONSES)
-    item = {**USER, "junk": [[]] * 1000}
-    _answered(RESPONSES, target, {"input": [item]}, {"content": "1"})
+    _answered(RESPONSES, target, {"input": [{**USER, "junk": [[]] * 1000}]}, {"content": "1"})
     assert RESPONSES.kept(target.memory) > 64 * 1000
 
 
 def test_inputs_of_custom_tools_count_as_memory() -> None:
     target = _target(RESPONSES)
-    memory = memory_of(target)
-    memory.keep_arguments("c1", "x", LONG)
+    memory_of(target).keep_arguments("c1", "x", LONG)
     assert RESPONSES.kept(target.memory) > len(LONG)
 
 
@@ -174,9 +168,7 @@ async def test_memory_that_a_request_may_repeat_is_held(server: InterceptionServ
     assert room.free == most
 
 
-async def test_compressed_body_that_is_too_large_is_not_decompressed_to_its_end(
-    server: InterceptionServer,
-) -> None:
+async def test_too_large_compressed_body_is_not_decompressed_to_its_end(server: Any) -> None:
     """The connection closes with the answer; aiohttp would wait for the rest, and decompress it."""
     bomb = gzip.compress(b" " * (64 << 20))
     async with server.session(Plugin(Completion({})), who(), lambda _: None) as gate:

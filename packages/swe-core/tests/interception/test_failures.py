@@ -33,9 +33,7 @@ class Doing(Plugin):
         super().__init__(FINE)
         self._act = act
 
-    async def complete(
-        self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
-    ) -> Completion:
+    async def complete(self, request: ChatRequest, session: EngineSession, emit: Any = None) -> Completion:
         await self._act(request, emit)  # type: ignore[arg-type]  # a stream is asked for where it is used
         return FINE
 
@@ -52,15 +50,10 @@ def requests_of(client: Any) -> list[httpx.Request]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "streamed"),
-    [("500", False), ("429", True), ("404", True), ("html", False)],
+    ("fault", "streamed"), [("500", False), ("429", True), ("404", True), ("html", False)]
 )
 async def test_failed_engine_is_asked_once(
-    server: InterceptionServer,
-    openai: ModuleType,
-    fault: Fault,
-    streamed: bool,
-    caplog: pytest.LogCaptureFixture,
+    server: InterceptionServer, openai: ModuleType, fault: Fault, streamed: bool, caplog: Any
 ) -> None:
     """The engine makes its own retries; the SDK, with its default of two more, makes none on top."""
     caplog.set_level(logging.DEBUG)
@@ -86,9 +79,7 @@ async def test_failed_engine_is_asked_once(
         assert KEY not in text
 
 
-async def test_rejected_request_does_not_end_the_rollout(
-    server: InterceptionServer, openai: ModuleType
-) -> None:
+async def test_rejected_request_ends_no_rollout(server: InterceptionServer, openai: ModuleType) -> None:
     """The agent gets the provider's own words, so that it can shorten its context."""
     turns: list[Turn] = []
     async with ScriptedProvider([say("shorter")], faults=["400"]) as provider, relay(provider) as engine:
@@ -102,21 +93,17 @@ async def test_rejected_request_does_not_end_the_rollout(
     assert len(provider.requests) == 2
 
 
-@pytest.mark.parametrize(
-    ("fault", "sentence"),
-    [("broken-stream", "in the middle of a reply"), ("error-event", "the model crashed")],
-)
-async def test_failure_after_the_first_piece_is_an_error_event(
-    server: InterceptionServer, openai: ModuleType, fault: Fault, sentence: str
-) -> None:
+async def test_failure_after_the_first_piece_is_an_error_event(server: Any, openai: ModuleType) -> None:
     reply = say("a reply of several pieces")
-    async with ScriptedProvider([reply], then=fault) as provider, relay(provider) as engine:
-        async with server.session(engine, who(), lambda _: None) as gate, sdk(server, gate) as client:
-            with pytest.raises(openai.APIError, match="answers no more calls"):
-                await stream(client)
-    assert isinstance(gate.failure, EngineUnavailable)
-    assert sentence in str(gate.failure)
-    assert len(provider.requests) == 1
+    faults: Any = {"broken-stream": "in the middle of a reply", "error-event": "the model crashed"}
+    for fault, sentence in faults.items():
+        async with ScriptedProvider([reply], then=fault) as provider, relay(provider) as engine:
+            async with server.session(engine, who(), lambda _: None) as gate, sdk(server, gate) as client:
+                with pytest.raises(openai.APIError, match="answers no more calls"):
+                    await stream(client)
+        assert isinstance(gate.failure, EngineUnavailable)
+        assert sentence in str(gate.failure)
+        assert len(provider.requests) == 1
 
 
 async def test_keepalives_cover_a_slow_engine() -> None:
@@ -149,6 +136,9 @@ async def test_engine_exception_fails_its_own_rollout_only(server: InterceptionS
     assert type(bad.gate.failure) is EngineError
     assert "Plugin failed in complete(): KeyError: 'logprobs'" in str(bad.gate.failure)
     assert good.failure is None
+    async with talk(server, Plugin(None)) as bad:  # type: ignore[arg-type]  # what a wrong plugin does
+        assert (await bad.ask()).status_code == 424
+    assert "Plugin returned None from complete(), expected a Completion" in str(bad.gate.failure)
 
 
 async def test_unrecordable_call_fails_the_rollout(server: InterceptionServer) -> None:
@@ -163,15 +153,13 @@ async def test_unrecordable_call_fails_the_rollout(server: InterceptionServer) -
     assert "No space left" in str(gate.failure)
 
 
-async def test_engine_end_is_called_when_the_rollout_raises(server: InterceptionServer) -> None:
+async def test_engine_end_is_called_when_the_rollout_raises(server: Any) -> None:
     engine = Plugin(EngineRefused("no"))
     with pytest.raises(RuntimeError, match="the agent crashed"):
         async with server.session(engine, who(), lambda _: None):
             raise RuntimeError("the agent crashed")
     assert engine.ended == ["r1"]
 
-
-async def test_error_in_engine_end_is_an_engine_error(server: InterceptionServer) -> None:
     class Broken(Plugin):
         async def end(self, session: EngineSession) -> None:
             raise KeyError("gone")
@@ -209,12 +197,6 @@ async def test_tokens_of_a_failed_call_are_counted(server: InterceptionServer) -
     assert (ledger.sampled, ledger.trainable) == (3, 0)
 
 
-async def test_engine_that_returns_none_fails(server: InterceptionServer) -> None:
-    async with talk(server, Plugin(None)) as said:  # type: ignore[arg-type]  # what a wrong plugin does
-        assert (await said.ask()).status_code == 424
-    assert "Plugin returned None from complete(), expected a Completion" in str(said.gate.failure)
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_unexpected_error_is_reported_in_the_dialect_once(
     server: InterceptionServer, openai: ModuleType, caplog: pytest.LogCaptureFixture, streamed: bool
@@ -234,9 +216,7 @@ async def test_unexpected_error_is_reported_in_the_dialect_once(
     assert b'route="/rollout/{id}/v1/chat/completions",status="500"} 1.0' in server._metrics.text()
 
 
-async def test_unencodable_piece_breaks_the_stream(
-    server: InterceptionServer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unencodable_piece_breaks(server: InterceptionServer, caplog: pytest.LogCaptureFixture) -> None:
     """The HTTP status is sent already; a second one would look like an event."""
     heard, texts = anyio.Event(), list[str]()
 

@@ -26,8 +26,7 @@ DEEP = [
 def _read(text: str, size: int) -> tuple[ObjectPrefix, str]:
     """Return the reader after `text`, which comes in pieces, and what it returned."""
     prefix = ObjectPrefix()
-    told = [prefix.add(text[start : start + size]) for start in range(0, len(text), size)]
-    return prefix, "".join(told)
+    return prefix, "".join([prefix.add(text[start : start + size]) for start in range(0, len(text), size)])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
@@ -55,9 +54,7 @@ _objects = st.builds(
 
 
 @given(_objects, st.integers(0), st.sampled_from('av"\\{}[],:0- \x02'), st.integers(0, 1), st.integers(1, 9))
-def test_whole_is_what_a_parser_of_json_takes(
-    text: str, place: int, typo: str, removed: int, size: int
-) -> None:
+def test_whole_is_what_a_parser_takes(text: str, place: int, typo: str, removed: int, size: int) -> None:
     """After a typo, only a part that an incremental parser of the client accepts has been sent."""
     prefix, told = _read(text, size)
     assert told == text

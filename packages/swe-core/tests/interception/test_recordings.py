@@ -23,9 +23,7 @@ from swe_core.interception.dialects.base import BadRequest, Dialect, ParsedReque
 from .helpers import events_of
 
 BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
-FILES = {
-    name: json.loads((Path(__file__).parent / f"recordings/{name}.json").read_text()) for name in BY_NAME
-}
+FILES = {one: json.loads((Path(__file__).parent / f"recordings/{one}.json").read_text()) for one in BY_NAME}
 
 
 LONG = "x" * 1100
@@ -67,12 +65,8 @@ class Recording:
         if self.dialect.name == "chat":  # what is recorded and relayed stays the agent's own
             body = {**self.file["base"], **case.get("send", {})}
         else:
-            body = {
-                "messages": messages,
-                "stream": False,
-                **self.file.get("chat", {}),
-                **case.get("chat", {}),
-            }
+            body = {"messages": messages, "stream": False}
+            body |= {**self.file.get("chat", {}), **case.get("chat", {})}
         assert self.seen(asked.body) == body
         assert asked.tools == (body.get("tools") or None)
         assert asked.stream is bool(body.get("stream"))
@@ -90,17 +84,13 @@ class Recording:
         usage = Usage(prompt_tokens=prompt, completion_tokens=reply)
         completion = Completion(said, case.get("finish", "stop"), usage, stopped_by=case.get("stopped_by"))
         if "whole" in case:
-            assert (
-                self.bare(json.loads(self.dialect.reply(asked, "policy").body(completion)), case)
-                == case["whole"]
-            )
+            whole = json.loads(self.dialect.reply(asked, "policy").body(completion))
+            assert self.bare(whole, case) == case["whole"]
         if "stream" not in case:
             return
         reply = self.dialect.reply(asked, "policy")
-        expected, raw = (
-            [events for _, events in case["stream"]],
-            [reply.delta(piece) for piece, _ in case["stream"]],
-        )
+        expected = [events for _, events in case["stream"]]
+        raw = [reply.delta(piece) for piece, _ in case["stream"]]
         if "end" in case:
             expected, raw = [*expected, case["end"]], [*raw, reply.end(completion)]
         if "failed" in case:
@@ -110,9 +100,7 @@ class Recording:
             expected, found = [[*chain.from_iterable(expected)]], [json.loads(b"".join(raw))]
         else:
             found = [events_of(piece, self.dialect) for piece in raw]
-        numbers = [
-            event.pop("sequence_number") for events in found for event in events if "sequence_number" in event
-        ]
+        numbers = [one.pop("sequence_number") for many in found for one in many if "sequence_number" in one]
         assert numbers == list(range(len(numbers)))
         assert self.bare(found, case) == expected
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_core.api.deltas import cut, join, whole
-from swe_core.api.engine import ChatRequest, Completion, Delta, Emit, EngineSession
+from swe_core.api.engine import ChatRequest, Completion, Delta, EngineSession
 from swe_core.errors import RequestRefused
 from swe_core.interception.dialects import DIALECTS
 from swe_core.interception.redaction import RedactedPieces
@@ -62,8 +62,7 @@ def cut_at(at: int, where: str) -> Iterator[Delta]:
 def test_secret_split_over_two_pieces_is_redacted(where: str) -> None:
     for at in range(len(CANARY) + 1):
         given = list(cut_at(at, where))
-        texts = "".join(_texts(given))
-        assert CANARY in texts or where in ("name", "details", "arguments")
+        assert CANARY in "".join(_texts(given)) or where in ("name", "details", "arguments")
         seen = shown(given, redactor_of(CANARY))
         assert CANARY not in json.dumps(seen).replace("\\/", "/")
         assert CANARY not in _by_field(seen), at
@@ -160,9 +159,7 @@ class Echo(Plugin):
         }
         super().__init__(Completion(self.message, f"stop {CANARY}", model=CANARY))
 
-    async def complete(
-        self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
-    ) -> Completion:
+    async def complete(self, request: ChatRequest, session: EngineSession, emit: Any = None) -> Completion:
         for delta in cut(self.message, 1) if emit is not None else ():
             await emit(delta)
         return await super().complete(request, session, emit)
@@ -179,8 +176,7 @@ async def test_reply_that_echoes_the_key_is_redacted(stream: bool) -> None:
     (turn,) = talked.turns
     assert CANARY not in turn.model_dump_json()
     if stream:
-        events = events_of(sent.content, DIALECTS[0])[:-1]
-        deltas = [event["choices"][0]["delta"] for event in events]
+        deltas = [event["choices"][0]["delta"] for event in events_of(sent.content, DIALECTS[0])[:-1]]
         assert CANARY not in _by_field(deltas)
         said = join(deltas)
     else:
@@ -208,5 +204,4 @@ def test_key_that_is_a_prefix_of_another_is_redacted() -> None:
         redactor.add(secret)
     pieces = RedactedPieces(redactor)
     said = list(pieces.add([{"content": "sk-live"}, {"reasoning_content": "hm"}, {"content": "-0123456789"}]))
-    text = "".join(delta.get("content", "") for delta in [*said, *pieces.rest()])
-    assert "-0123456789" not in text
+    assert "-0123456789" not in "".join(delta.get("content", "") for delta in [*said, *pieces.rest()])

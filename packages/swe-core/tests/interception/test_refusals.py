@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import httpx
@@ -46,19 +47,13 @@ async def test_wrong_token_looks_like_unknown_rollout(server: InterceptionServer
     assert engine.ended == ["two", "one"]
 
 
-@pytest.mark.parametrize(
-    ("path", "right"),
-    [
-        ("/chat/completions", "Authorization: Bearer"),
-        ("/responses", "Authorization: Bearer"),
-        ("/messages", "x-api-key"),
-        ("/messages/count_tokens", "x-api-key"),
-        ("/models/m:generateContent", "x-goog-api-key"),
-    ],
-)
-async def test_key_in_a_wrong_header_is_rejected_with_the_right_one(
-    server: InterceptionServer, path: str, right: str
-) -> None:
+RIGHT = {"/chat/completions": "Authorization: Bearer", "/responses": "Authorization: Bearer"}
+RIGHT |= {"/messages": "x-api-key", "/messages/count_tokens": "x-api-key"}
+RIGHT |= {"/models/m:generateContent": "x-goog-api-key"}
+
+
+@pytest.mark.parametrize(("path", "right"), RIGHT.items())
+async def test_key_in_a_wrong_header_is_rejected(server: InterceptionServer, path: str, right: str) -> None:
     async with talk(server, Plugin(EngineError(""))) as said, httpx.AsyncClient() as client:
         token = said.gate.token
         for wrong in ({}, {"Authorization": f"Basic {token}"}, {"X-Other-Key": token}):
@@ -120,9 +115,7 @@ async def test_body_over_the_limit_is_a_413() -> None:
         assert (await said.http.post("/chat/completions", content=fits)).status_code == 200
 
 
-async def test_wrongly_encoded_body_is_a_400(
-    server: InterceptionServer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_wrong_encoding_is_a_400(server: InterceptionServer, caplog: pytest.LogCaptureFixture) -> None:
     async with talk(server, Plugin(EngineError("must not be asked"))) as said:
         for path in ("/chat/completions", "/tools/any"):
             response = await said.http.post(path, content=b"{}", headers={"Content-Encoding": "gzip"})
@@ -131,21 +124,15 @@ async def test_wrongly_encoded_body_is_a_400(
     assert caplog.records == []  # nothing failed here
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
+async def test_invalid_http_leaves_no_traceback(server: InterceptionServer, caplog: Any) -> None:
+    for request in (
         b"GET /healthz HTTP/1.1\r\nHost: x\r\nLong: " + b"x" * 20_000 + b"\r\n\r\n",
         b"POST /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nodd\r\n",
         b"\x00\x01\r\n\r\n",
-    ],
-)
-async def test_invalid_http_leaves_no_traceback(
-    server: InterceptionServer, caplog: pytest.LogCaptureFixture, request_: bytes
-) -> None:
-    port = int(server.url.rpartition(":")[2])
-    async with await anyio.connect_tcp("127.0.0.1", port) as stream:
-        await stream.send(request_)
-        with anyio.fail_after(60):
-            reply = b"".join([piece async for piece in stream])
-    assert b" 400 Bad Request" in reply
+    ):
+        async with await anyio.connect_tcp("127.0.0.1", int(server.url.rpartition(":")[2])) as stream:
+            await stream.send(request)
+            with anyio.fail_after(60):
+                reply = b"".join([piece async for piece in stream])
+        assert b" 400 Bad Request" in reply
     assert caplog.records == []

@@ -61,9 +61,7 @@ def reply_of(content: str = "", *calls: str | tuple[str, str], reasoning: str = 
     message["content"] = content
     if calls:
         pairs = [("Bash", one) if isinstance(one, str) else one for one in calls]
-        message["tool_calls"] = [
-            call(text, f"c{number}", name) for number, (name, text) in enumerate(pairs, 1)
-        ]
+        message["tool_calls"] = [call(text, f"c{at}", name) for at, (name, text) in enumerate(pairs, 1)]
     return message
 
 
@@ -95,6 +93,13 @@ broken = st.builds(
 )
 dices = st.randoms(use_true_random=False)
 SHOWN, SIGNED = {"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive", "display": "omitted"}
+
+
+def replies(calls: st.SearchStrategy[Any]) -> st.SearchStrategy[Message]:
+    return st.builds(
+        lambda content, reasoning, calls: reply_of(content, *calls, reasoning=reasoning),
+        *(words, words, st.lists(calls, max_size=3)),
+    )
 
 
 def as_sdk(text: str) -> Any:
@@ -131,8 +136,7 @@ def collected(events: Iterable[dict[str, Any]], read: Callable[[str], Any]) -> l
 
 
 def is_object(text: str) -> bool:
-    prefix = ObjectPrefix()
-    prefix.add(text)
+    (prefix := ObjectPrefix()).add(text)
     return prefix.whole
 
 
@@ -159,12 +163,7 @@ def echoed(blocks: Iterable[dict[str, Any]], dice: random.Random) -> list[dict[s
 
 
 @given(
-    st.builds(
-        lambda content, reasoning, calls: reply_of(content, *calls, reasoning=reasoning),
-        words,
-        words,
-        st.lists(arguments | broken, max_size=3),
-    ),
+    replies(arguments | broken),
     st.sampled_from([None, SHOWN, SIGNED]),
     st.integers(1, 9),
     dices,
@@ -195,9 +194,7 @@ def test_messages_reply_comes_back(said: Message, thinking: Any, size: int, dice
 
 
 @given(st.lists(st.dictionaries(words, values, max_size=3), min_size=1, max_size=3), dices)
-def test_messages_history_with_other_ids_and_marks_is_the_same(
-    inputs: list[Any], dice: random.Random
-) -> None:
+def test_messages_history_with_other_ids_is_the_same(inputs: list[Any], dice: random.Random) -> None:
     """A client that gives calls ids of its own, and moves its marks from request to request."""
 
     def history(prefix: str) -> Sequence[Message]:
@@ -248,16 +245,10 @@ def content_of(reply: dict[str, Any], *, javascript: bool) -> dict[str, Any]:
 
 
 GO = {"role": "user", "parts": [{"text": "go on"}]}
-CONFIG = {"thinkingConfig": {"include_thoughts": True}}
 
 
 @given(
-    st.builds(
-        lambda content, reasoning, calls: reply_of(content, *calls, reasoning=reasoning),
-        words,
-        words,
-        st.lists(st.tuples(words, arguments), max_size=3),
-    ),
+    replies(st.tuples(words, arguments)),
     st.booleans(),
     st.integers(1, 9),
     st.booleans(),
@@ -273,7 +264,8 @@ CONFIG = {"thinkingConfig": {"include_thoughts": True}}
 @example(reply_of("", '{"a": 9007199254740993}'), False, 1, True)
 @example(reply_of("", '{"a": "\\ud83d", "\\udc00": 1e400}'), False, 1, True)  # halves of surrogate pairs
 def test_google_reply_comes_back(said: Message, thoughts: bool, size: int, javascript: bool) -> None:
-    asked = parse(GOOGLE, contents=[GO], generationConfig=CONFIG if thoughts else None)
+    config = {"thinkingConfig": {"include_thoughts": True}} if thoughts else None
+    asked = parse(GOOGLE, contents=[GO], generationConfig=config)
     whole, events = (written(GOOGLE, asked, Completion(said), one) for one in (None, size))
     for reply in ([whole], events):
         contents = [content_of(one, javascript=javascript) for one in reply]
@@ -291,18 +283,12 @@ def test_arguments_too_deep_for_the_next_google_request_become_empty(levels: int
     parse(GOOGLE, contents=[GO, content])
 
 
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "s: h+"}
+SPAWN = {"type": "function", "name": "spawn", "parameters": {}}
 TOOLS = [
-    {
-        "type": "custom",
-        "name": "apply_patch",
-        "format": {"type": "grammar", "syntax": "lark", "definition": "s: h+"},
-    },
+    {"type": "custom", "name": "apply_patch", "format": GRAMMAR},
     {"type": "function", "name": "shell", "parameters": {"type": "object", "properties": {}}},
-    {
-        "type": "namespace",
-        "name": "agents",
-        "tools": [{"type": "function", "name": "spawn", "parameters": {}}],
-    },
+    {"type": "namespace", "name": "agents", "tools": [SPAWN]},
 ]
 HALF_INPUTS = [
     "",
@@ -371,15 +357,7 @@ def output_of(response: Mapping[str, Any], client: str) -> list[dict[str, Any]]:
 
 
 @given(
-    st.builds(
-        lambda content, reasoning, calls: reply_of(content, *calls, reasoning=reasoning),
-        words,
-        words,
-        st.lists(
-            st.tuples(st.sampled_from(["apply_patch", "shell", "agents__spawn", "unknown"]), inputs),
-            max_size=3,
-        ),
-    ),
+    replies(st.tuples(st.sampled_from(["apply_patch", "shell", "agents__spawn", "unknown"]), inputs)),
     st.sampled_from([None, 1, 3, 1000]),
     st.sampled_from(["plain", "sealed", "forgetful", "anonymous"]),
     st.booleans(),
@@ -396,9 +374,8 @@ def test_responses_reply_comes_back(said: Message, size: int | None, client: str
     assert message_key(again.messages[1]) == message_key(said)
     sent_back = None if client == "forgetful" else said.get("reasoning_content")
     assert again.messages[1].get("reasoning_content") == sent_back
-    before, message, *rest = parse(
-        RESPONSES, memory, input=[HELLO], previous_response_id=response["id"]
-    ).messages
+    asked = parse(RESPONSES, memory, input=[HELLO], previous_response_id=response["id"])
+    before, message, *rest = asked.messages
     assert (before, message_key(message), rest) == (HELLO, message_key(said), [HELLO])
 
 

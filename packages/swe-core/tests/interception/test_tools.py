@@ -37,20 +37,16 @@ async def _read(wanted: Range) -> str:
 READ = HostTool("read_docs", "Reads the documentation.", Range, _read)
 
 
-async def test_host_tool_is_listed_and_called(server: InterceptionServer) -> None:
+async def test_host_tool_is_listed_and_called_with_right_arguments(
+    server: InterceptionServer,
+) -> None:
     async with talk(server, Typist()) as said:
         said.gate.tools.offer([READ])
         (listed,) = (await said.http.get("/tools")).json()["tools"]
         reply = await said.http.post("/tools/read_docs", json={"path": "a.md"})
-    assert (listed["name"], listed["description"]) == ("read_docs", "Reads the documentation.")
-    assert listed["parameters"]["required"] == ["path"]
-    assert reply.json() == {"content": "10 lines of a.md"}
-    assert said.gate.turns == 0
-
-
-async def test_invalid_tool_arguments_are_named(server: InterceptionServer) -> None:
-    async with talk(server, Typist()) as said:
-        said.gate.tools.offer([READ])
+        assert (listed["name"], listed["description"]) == ("read_docs", "Reads the documentation.")
+        assert listed["parameters"]["required"] == ["path"]
+        assert reply.json() == {"content": "10 lines of a.md"}
         for content, sentence in (
             (b"{}", "the arguments of the tool 'read_docs' are wrong: 'path': Field required"),
             (b'{"path": "a", "lines": "2"}', "'lines': Input should be a valid integer"),
@@ -60,6 +56,7 @@ async def test_invalid_tool_arguments_are_named(server: InterceptionServer) -> N
             reply = await said.http.post("/tools/read_docs", content=content)
             assert reply.status_code == 400
             assert sentence in reply.json()["error"]["message"]
+    assert said.gate.turns == 0
 
 
 async def test_only_registered_tools_exist(server: InterceptionServer) -> None:
@@ -74,9 +71,7 @@ async def test_only_registered_tools_exist(server: InterceptionServer) -> None:
                 assert (await said.http.post(url, json={})).status_code == 404
 
 
-async def test_tool_error_reveals_nothing_of_the_host(
-    server: InterceptionServer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_tool_error_tells_nothing(server: InterceptionServer, caplog: pytest.LogCaptureFixture) -> None:
     async with talk(server, Typist()) as said:
         said.gate.tools.offer([READ])
         reply = await said.http.post("/tools/read_docs", json={"path": "secret"})
@@ -144,8 +139,7 @@ async def test_every_route_requires_its_token(server: InterceptionServer) -> Non
             url = f"{server.url if path == '/metrics' else root(server, said.gate)}{path}"
             method = "GET" if path in ("/v1/tools", "/metrics") else "POST"
             for token in ("wrong", wrong, "x" * 43):
-                headers = {"Authorization": f"Bearer {token}"}
-                reply = await said.http.request(method, url, headers=headers)
+                reply = await said.http.request(method, url, headers={"Authorization": f"Bearer {token}"})
                 assert reply.status_code == 401
                 assert "swe_" not in reply.text
         assert not said.gate.submitted

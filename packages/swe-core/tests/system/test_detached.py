@@ -13,6 +13,7 @@ from swe_core.errors import SandboxError
 from swe_core.system import detached as module
 from swe_core.system.detached import apart, closed, held
 
+pytestmark = pytest.mark.anyio
 WHAT = "the work"
 
 
@@ -23,7 +24,6 @@ async def stubborn() -> None:
             await anyio.sleep_forever()
 
 
-@pytest.mark.anyio
 async def test_detached_returns_and_raises_as_the_work() -> None:
     async def four() -> int:
         return 4
@@ -37,7 +37,6 @@ async def test_detached_returns_and_raises_as_the_work() -> None:
             await awaited
 
 
-@pytest.mark.anyio
 async def test_detached_cancellation_waits_for_the_work() -> None:
     said: list[str] = []
 
@@ -67,7 +66,6 @@ async def test_detached_cancellation_waits_for_the_work() -> None:
     assert said == ["clean", "done"], "as it is where it is awaited in place"
 
 
-@pytest.mark.anyio
 async def test_unexpected_cancellation_is_an_error() -> None:
     async def odd() -> None:
         raise asyncio.CancelledError
@@ -76,7 +74,6 @@ async def test_unexpected_cancellation_is_an_error() -> None:
         await apart(odd, WHAT)
 
 
-@pytest.mark.anyio
 async def test_closing_is_shielded_from_outer_cancellation() -> None:
     said: list[str] = []
 
@@ -97,7 +94,6 @@ async def test_closing_is_shielded_from_outer_cancellation() -> None:
     assert said == ["closed", "closed"]
 
 
-@pytest.mark.anyio
 async def test_context_that_fails_to_open_raises() -> None:
     @asynccontextmanager
     async def context() -> AsyncIterator[None]:
@@ -108,7 +104,6 @@ async def test_context_that_fails_to_open_raises() -> None:
         await AsyncExitStack().enter_async_context(held(context(), WHAT, 10, SandboxError))
 
 
-@pytest.mark.anyio
 async def test_cancelled_opening_closes_the_context() -> None:
     said: list[str] = []
 

@@ -32,9 +32,7 @@ def test_taken_port_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("given", ["1024 65535", "", None])
-def test_port_is_found_if_all_are_ephemeral(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None
-) -> None:
+def test_port_of_ephemeral_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
     if given is not None:
         (tmp_path / "range").write_text(given)
     monkeypatch.setattr(ports, "_EPHEMERAL", tmp_path / "range")

@@ -204,9 +204,8 @@ OTHERS = (
 def test_names_of_secrets_are_told_from_similar_ones() -> None:
     for names, secret in ((CREDENTIALS, True), (OTHERS, False)):
         for name in names.split():
-            assert redaction.names_credential(name) == redaction.names_credential(f"role.{name}") == secret, (
-                name
-            )
+            told = [redaction.names_credential(one) for one in (name, f"role.{name}")]
+            assert told == [secret, secret], name
 
 
 def test_secret_settings_are_found() -> None:
@@ -215,8 +214,7 @@ def test_secret_settings_are_found() -> None:
         "password": 12345678, "c": ["t"], "servers": [{"api_key": "y"}, {"url": "z"}], "token": ["u"],
         "use_token": True,
     }  # fmt: skip
-    found = [*redaction.secret_settings(settings)]
-    assert found == ["a.b.api_key", "password", "servers.api_key", "token"]
+    assert [*redaction.secret_settings(settings)] == ["a.b.api_key", "password", "servers.api_key", "token"]
 
 
 def test_log_records_and_tracebacks_are_redacted() -> None:

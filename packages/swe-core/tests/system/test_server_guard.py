@@ -85,9 +85,8 @@ def test_processes_left_by_the_server_end(watched: subprocess.Popen[bytes]) -> N
 
 
 def refused(*arguments: str, leads: bool = True) -> str:
-    done = subprocess.run(
-        [*KEEPER, *arguments], capture_output=True, text=True, check=False, start_new_session=leads
-    )
+    command = [*KEEPER, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, start_new_session=leads)
     assert done.returncode == 1
     return done.stderr
 

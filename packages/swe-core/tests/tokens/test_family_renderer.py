@@ -71,8 +71,7 @@ def completions(draw: st.DrawFn, family: str) -> list[int]:
         st.integers(0, len(tokenizer) - 1).map(lambda id_: [id_]),
     )
     ids = [id_ for ids in draw(st.lists(piece, max_size=8)) for id_ in ids]
-    stop = st.sampled_from([[], *([id_] for id_ in sorted(made(family).stop_ids))])
-    return ids + draw(stop)
+    return ids + draw(st.sampled_from([[], *([id_] for id_ in sorted(made(family).stop_ids))]))
 
 
 @st.composite
@@ -166,9 +165,7 @@ DEEP = '<tool_call>\n{"name": "bash", "arguments": ' + "[" * 2_000
         ),
     ],
 )
-def test_qwen3_replies_are_parsed(
-    sampled: str, content: str, reasoning: str | None, calls: list[list[str]]
-) -> None:
+def test_qwen3_replies(sampled: str, content: str, reasoning: str | None, calls: list[list[str]]) -> None:
     renderer = made("qwen3")
     ids = tokenizer_of("qwen3").encode(sampled)
     parsed = renderer.parse(ids, renderer.render([user("Go.")], None), None)

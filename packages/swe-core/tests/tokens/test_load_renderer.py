@@ -54,9 +54,7 @@ EACH = [
 
 
 @pytest.mark.parametrize("case", EACH)
-def test_model_gets_the_renderer_of_its_format(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: dict[str, Any]
-) -> None:
+def test_renderer_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: dict[str, Any]) -> None:
     template, known = case.get("template"), case.get("known")
     more = [*family_tokens(case.get("of", "qwen3")), *family_tokens(known or "qwen3")]
     directory = model(tmp_path, template and shipped(template), *more)
@@ -68,26 +66,19 @@ def test_model_gets_the_renderer_of_its_format(
     if not known:
         assert [*made.differs] == [THINKING if one == "thinking" else one for one in case.get("differs", ())]
     past = reply("", None, ("call00001", "bash", '{"all": true, "limit": null}'))
-    shown = made.text(made.render([user("Hello."), past, user("Go on.")], None))
-    assert case.get("shows", "") in shown
+    assert case.get("shows", "") in made.text(made.render([user("Hello."), past, user("Go on.")], None))
 
 
-@pytest.mark.parametrize(
-    ("template", "renderer"), [("qwen3_training", "template (proven)"), ("qwen3", "renderers/qwen3")]
-)
-def test_untrusted_bridge_gives_way_to_proven_template(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, renderer: str
-) -> None:
+def test_untrusted_bridge_gives_way_to_proven_template(tmp_path: Path, monkeypatch: Any) -> None:
     without_trl(monkeypatch)
     monkeypatch.setattr("swe_core.tokens.family_renderer.FamilyRenderer._bridge_agrees", lambda self: False)
-    directory = model(tmp_path, shipped(template))
-    known_as("qwen3", directory, monkeypatch)
-    assert load_renderer(directory).name == renderer
+    for template, name in (("qwen3_training", "template (proven)"), ("qwen3", "renderers/qwen3")):
+        directory = model(tmp_path / template, shipped(template))
+        known_as("qwen3", directory, monkeypatch)
+        assert load_renderer(directory).name == name
 
 
-def test_known_family_is_kept_if_its_first_prompt_matches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_known_family_whose_prompt_matches_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The renderer lists the differences. Without a known name, or with another prompt, it is not chosen."""
     changed = shipped("qwen3").replace("<tool_response>\\n", "<tool_response>")
     assert changed != shipped("qwen3")
@@ -133,8 +124,7 @@ def test_recognition_downloads_no_vocabulary(tmp_path: Path, monkeypatch: pytest
 def calls_are_found(made: Renderer) -> bool:
     sampled = '<tool_call>\n{"name": "bash", "arguments": {}}\n</tool_call><|im_end|>'
     ids = make_tokenizer(family_tokens("qwen3")).encode(sampled)
-    found = made.parse(ids, made.render([user("Hello.")], TOOLS), TOOLS)
-    return found.calls == (("bash", "{}", None),)
+    return made.parse(ids, made.render([user("Hello.")], TOOLS), TOOLS).calls == (("bash", "{}", None),)
 
 
 def test_trl_training_template_replaces_unproven_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,8 +149,7 @@ def test_template_is_read_from_a_file(tmp_path: Path) -> None:
     directory = model(tmp_path / "model", shipped("qwen3"))
     file = tmp_path / "chat.jinja"
     file.write_text(shipped("qwen3_training"))
-    made = load_renderer(directory, renderer="template", chat_template=file)
-    assert made.name == "template (proven)"
+    assert load_renderer(directory, renderer="template", chat_template=file).name == "template (proven)"
     with pytest.raises(ConfigError, match=r"no\.jinja"):
         load_renderer(directory, chat_template=tmp_path / "no.jinja")
 

@@ -111,13 +111,11 @@ def test_tokenizer_that_retracts_characters_does_not_stream() -> None:
     from transformers import PreTrainedTokenizerFast
 
     letters = {f"<0x{byte:02X}>": byte for byte in range(256)}
-    model = models.BPE({**letters, "a": 256, "<end>": 257}, [], byte_fallback=True)
-    fast = Tokenizer(model)
+    fast = Tokenizer(models.BPE({**letters, "a": 256, "<end>": 257}, [], byte_fallback=True))
     fast.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     fast.add_special_tokens(["<end>"])
     falling = PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<end>")
     assert falling.decode([0xC3, 0xA9]) == "é"
     assert falling.decode([0xC3, 0xA9, 0xC3]) == "\ufffd" * 3
-    template = "{% for m in messages %}{{ m.content }}<end>{% endfor %}"
-    assert not TemplateRenderer(falling, template).streams
+    assert not TemplateRenderer(falling, "{% for m in messages %}{{ m.content }}<end>{% endfor %}").streams
     assert TemplateRenderer(tokenizer(), TEMPLATE).streams  # type: ignore[arg-type]  # cached as object: transformers loads late

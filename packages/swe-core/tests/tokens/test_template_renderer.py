@@ -111,9 +111,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=3
     tools=st.sampled_from([None, TOOLS]),
     kind=st.sampled_from(["user", "tool", "both"]),
 )
-def test_extended_prompt_equals_the_whole_prompt(
-    source: str, said: str, given_: str, tools: list | None, kind: str
-) -> None:
+def test_extended_prompt_is_whole(source: str, said: str, given_: str, tools: list | None, kind: str) -> None:
     """Id by id, for any text."""
     made = _made(source)
     answers = [result("call00001", given_), result("call00002", given_)] if kind != "user" else []
@@ -138,9 +136,7 @@ def test_cut_reply_is_closed_and_ids_after_the_end_are_not_extended() -> None:
     made = renderer(chat())
     prompt = made.render([user("Hello.")], None)
     more = made.extend(prompt, tokenizer().encode("I am cut he"), [user("Go on.")], None)
-    assert made.text(more or []) == (
-        "<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert made.text(more or []) == "<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
     for sampled in ("Done.<|im_end|> and more", "<|im_end|><|im_end|> x"):
         assert made.extend(prompt, tokenizer().encode(sampled), [user("Go on.")], None) is None
 
@@ -148,9 +144,8 @@ def test_cut_reply_is_closed_and_ids_after_the_end_are_not_extended() -> None:
 def test_token_that_absorbs_following_space_is_extended() -> None:
     """Phi's `<|end|>` takes the line's end along: text cut there would give other ids."""
     source = (files("trl") / "chat_templates" / "phi3.jinja").read_text(encoding="utf-8")
-    phi = make_tokenizer(
-        ("<|user|>", "<|assistant|>", "<|system|>", "<|endoftext|>"), eos_token="<|endoftext|>"
-    )
+    special = ("<|user|>", "<|assistant|>", "<|system|>", "<|endoftext|>")
+    phi = make_tokenizer(special, eos_token="<|endoftext|>")
     from tokenizers import AddedToken
 
     phi.add_tokens([AddedToken("<|end|>", special=True, normalized=False, rstrip=True)], special_tokens=True)
@@ -159,10 +154,8 @@ def test_token_that_absorbs_following_space_is_extended() -> None:
     before = [user("Hello.")]
     whole = made.render([*before, reply("Hi."), user("Go on.")], None)
     completion = phi.encode("Hi.<|end|>", add_special_tokens=False)
-    assert (
-        made.render(before, None) + completion + (made.extend([], completion, [user("Go on.")], None) or [])
-        == whole
-    )
+    more = made.extend([], completion, [user("Go on.")], None) or []
+    assert made.render(before, None) + completion + more == whole
 
 
 def test_tool_results_carry_names_where_the_template_prints_them() -> None:
@@ -201,9 +194,8 @@ def test_template_exception_is_a_rejection_with_its_words() -> None:
 )
 def test_arguments_have_the_type_that_the_template_takes(arguments: str, given_: str, printed: str) -> None:
     body = BODY.replace(CALLS, "{% for c in m.tool_calls or [] %}(" + arguments + "){% endfor %}")
-    text = ChatTemplate(tokenizer(), chat(body), {}).text(
-        [user("Hi."), reply("", None, ("1", "a", given_))], None
-    )
+    messages = [user("Hi."), reply("", None, ("1", "a", given_))]
+    text = ChatTemplate(tokenizer(), chat(body), {}).text(messages, None)
     assert printed in text
 
 

@@ -120,9 +120,7 @@ OTHERWISE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("stated", "model"), OTHERWISE.values(), ids=OTHERWISE)
-def test_ambiguous_tokenizer_is_left_to_transformers(
-    tmp_path: Path, stated: dict[str, Any], model: dict[str, Any]
-) -> None:
+def test_ambiguous_tokenizer_is_left(tmp_path: Path, stated: dict[str, Any], model: dict[str, Any]) -> None:
     from swe_core.tokens.tokenizer import FileTokenizer, load_tokenizer
 
     directory = saved(tmp_path)
