@@ -75,11 +75,8 @@ def test_settings_and_model_are_merged_key_by_key() -> None:
     assert model["compat"]["supportsStore"] is False
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"thinking": "deep"}, {"tools": []}, {"max_tokens": 0}, {"retries": -1}, {"unknown": 1}],
-    ids=lambda wrong: next(iter(wrong)),
-)
-def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match=next(iter(wrong))):
-        PiConfig.model_validate(wrong)
+def test_wrong_settings_are_refused() -> None:
+    wrong: Any = {"thinking": "deep", "tools": [], "max_tokens": 0, "retries": -1, "unknown": 1}
+    for name, value in wrong.items():
+        with pytest.raises(ValidationError, match=name):
+            PiConfig.model_validate({name: value})

@@ -16,9 +16,8 @@ from swe_core.plugins.manager import PluginSet
 
 
 def test_bundle_has_pi_its_extension_and_a_node(pi_bundle: Path) -> None:
-    assert sorted(path.name for path in pi_bundle.iterdir()) == [
-        ANSWER, "bin", "node_modules", "pi", "runtime",
-    ]  # fmt: skip
+    names = sorted(path.name for path in pi_bundle.iterdir())
+    assert names == [ANSWER, "bin", "node_modules", "pi", "runtime"]
     assert sorted(path.name for path in (pi_bundle / "pi").iterdir()) == ["dist", "package.json"]
     assert json.loads((pi_bundle / "pi/package.json").read_bytes())["version"] == PI.version
     command = [pi_bundle / "bin/node", pi_bundle / CLI, "--version"]

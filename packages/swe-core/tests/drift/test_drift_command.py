@@ -99,15 +99,12 @@ def test_reader_gives_each_reply_with_all_before_it(name: str, saved: Callable[.
         assert replies[0]["reasoning_content"] == "Where?"
 
 
+AN_OBJECT = [{"messages": CHAT}] * 3
+
+
 @pytest.mark.parametrize(
     ("value", "lines", "conversations"),
-    [
-        (CHAT, False, 1),
-        (CHAT, True, 1),
-        ([CHAT, CHAT[:4]], True, 2),
-        ([{"messages": CHAT}] * 3, True, 3),
-        (ITEMS, False, 1),
-    ],
+    [(CHAT, False, 1), (CHAT, True, 1), ([CHAT, CHAT[:4]], True, 2), (AN_OBJECT, True, 3), (ITEMS, False, 1)],
     ids=["a list", "a message a line", "a list a line", "an object a line", "items"],
 )
 def test_reader_takes_lines(value: Any, lines: bool, conversations: int, saved: Callable[..., Path]) -> None:

@@ -58,12 +58,10 @@ async def test_further_routes_stand_beside_those_of_rollouts() -> None:
         return web.Response(text=request.match_info["name"])
 
     routes = [web.post("/hello/{name}", hello)]
-    async with (
-        InterceptionServer(routes=routes, keyed=True) as server,
-        httpx.AsyncClient(base_url=server.url) as client,
-    ):
-        assert (await client.post("/hello/you")).text == "you"
-        assert (await client.get("/healthz")).json() == {"status": "ok"}
+    async with InterceptionServer(routes=routes, keyed=True) as server:
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            assert (await client.post("/hello/you")).text == "you"
+            assert (await client.get("/healthz")).json() == {"status": "ok"}
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
