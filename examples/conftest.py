@@ -1,12 +1,8 @@
-"""The packages are tested here as they are where they are copied to; the suite of a sandbox in essentials."""
+"""The packages are tested here as they are where they are copied to. The suite of a sandbox is breadth."""
 
 import pytest
 
-from swe_testing.sandbox import ESSENTIAL
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items[:] = [item for item in items if "TestDirectory" not in item.nodeid or item.name in ESSENTIAL]
-    for item in items:
-        if "TestDirectory" in item.nodeid:
-            item.add_marker("slow")
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if "TestDirectory" in item.nodeid:
+        item.add_marker("slow")
