@@ -21,9 +21,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 class Hangs:
     def find_spec(self, name, path=None, target=None):
         if name == {module!r}:
-            pathlib.Path({marker!r}).touch()
             while True:
                 try:
+                    pathlib.Path({marker!r}).touch()  # inside: the signal may come at once
                     time.sleep(1e6)
                 except BaseException:
                     if not {swallows}:
