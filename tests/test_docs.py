@@ -119,9 +119,16 @@ class Shell:
         options = f"--no-deps --no-build-isolation --no-index --disable-pip-version-check -q -t {self.site}"
         command = command.replace("pip install ", f"python -m pip install {options} ")
         return subprocess.run(
-            ["bash", "-c", command], cwd=self.home, env=env, text=True, timeout=timeout, check=False,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            ["bash", "-c", command],
+            cwd=self.home,
+            env=env,
+            text=True,
+            timeout=timeout,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
 
 def same(line: str) -> str:
@@ -243,9 +250,12 @@ def test_rows_are_loaded_as_the_page_says(tmp_path: Path) -> None:
     exec(compile(block.text, TOKENS.name, "exec"), names)
     (row,) = names["rows"](RunDirectory.open(tmp_path))
     assert {key: getattr(value, "dtype", None) for key, value in row.items()} == {
-        "input_ids": np.int64, "completion_mask": np.int64, "old_log_probs": np.float32,
-        "model_version": None, "reward": None,
-    }  # fmt: skip
+        "input_ids": np.int64,
+        "completion_mask": np.int64,
+        "old_log_probs": np.float32,
+        "model_version": None,
+        "reward": None,
+    }
     assert row["input_ids"].tolist() == [1, 2, 3, 4, 5, 6]
     assert row["completion_mask"].tolist() == [0, 0, 1, 0, 0, 1]
     assert row["old_log_probs"].tolist() == [0, 0, -1, 0, 0, -2]

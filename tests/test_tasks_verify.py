@@ -45,11 +45,27 @@ def demo(tmp_path: Path) -> str:
 
 
 MANY = [
-    "conftest-root", "conftest-nested", "pytest-ini", "setup-cfg", "pyproject", "sitecustomize",
-    "pytest-shadow", "_pytest-package", "entry-point", "stdlib-shadow", "tests-neutered",
-    "test-dir-linked", "stale-bytecode", "forged-summary", "forged-everywhere", "descriptors-closed",
-    "reports-patched", "unittest-patched", "hidden-by-commit", "attributes",
-]  # fmt: skip
+    "conftest-root",
+    "conftest-nested",
+    "pytest-ini",
+    "setup-cfg",
+    "pyproject",
+    "sitecustomize",
+    "pytest-shadow",
+    "_pytest-package",
+    "entry-point",
+    "stdlib-shadow",
+    "tests-neutered",
+    "test-dir-linked",
+    "stale-bytecode",
+    "forged-summary",
+    "forged-everywhere",
+    "descriptors-closed",
+    "reports-patched",
+    "unittest-patched",
+    "hidden-by-commit",
+    "attributes",
+]
 
 
 @pytest.mark.slow

@@ -179,10 +179,17 @@ def job_of(config, out: Path, model: str, step: int = 0, processes: int = 1):
     from swe_trainer_trl.trainer.ranks import RankJob  # old versions of TRL train in one process alone
 
     return RankJob(
-        config=config, directory=out, output_dir=out / "checkpoints", group_size=None, defaults={},
-        over=False, model=model, tasks=[f"task-{number}" for number in range(GROUPS)], processes=processes,
+        config=config,
+        directory=out,
+        output_dir=out / "checkpoints",
+        group_size=None,
+        defaults={},
+        over=False,
+        model=model,
+        tasks=[f"task-{number}" for number in range(GROUPS)],
+        processes=processes,
         checkpoint=out / f"checkpoints/checkpoint-{step}" if step else None,
-    )  # fmt: skip
+    )
 
 
 def members(protocol: type) -> dict[str, list[str]]:

@@ -19,12 +19,21 @@ EDIT = tool("edit", path=TEXT, text=TEXT)
 
 def test_shell_call_fits_the_tool() -> None:
     for offered, arguments in (
-            (tool("bash", command=TEXT), {"command": "ls"}),
-            (tool("exec_command", cmd=TEXT), {"cmd": "ls"}),
-            (tool("shell", command={"type": "array", "items": TEXT}), {"command": ["bash", "-lc", "ls"]}),
-            (tool("terminal", ["command", "risk", "back", "wait"], command=TEXT, back={"type": "boolean"},
-                  risk={"type": "string", "enum": ["LOW", "HIGH"]}, wait={"type": "integer", "minimum": 5}),
-             {"command": "ls", "risk": "LOW", "back": False, "wait": 5}),):  # fmt: skip
+        (tool("bash", command=TEXT), {"command": "ls"}),
+        (tool("exec_command", cmd=TEXT), {"cmd": "ls"}),
+        (tool("shell", command={"type": "array", "items": TEXT}), {"command": ["bash", "-lc", "ls"]}),
+        (
+            tool(
+                "terminal",
+                ["command", "risk", "back", "wait"],
+                command=TEXT,
+                back={"type": "boolean"},
+                risk={"type": "string", "enum": ["LOW", "HIGH"]},
+                wait={"type": "integer", "minimum": 5},
+            ),
+            {"command": "ls", "risk": "LOW", "back": False, "wait": 5},
+        ),
+    ):
         found = shell_call([EDIT, offered], "ls")
         assert found is not None
         assert found[0] == offered["function"]["name"]

@@ -49,12 +49,15 @@ EXITS = [
     (ended(1), "Some exited with code 1"),
     (ended(1, stderr="first\nlast\n"), "Some exited with code 1: last"),
     (ended(1, "401: no", "x", fatal=False), "Some exited with code 1: 401: no"),
-    (ended(127, stderr="sh: not found"), "Some could not be started in the sandbox (exit code 127): "
-     "sh: not found; use an image for the architecture of this host"),
+    (
+        ended(127, stderr="sh: not found"),
+        "Some could not be started in the sandbox (exit code 127): "
+        "sh: not found; use an image for the architecture of this host",
+    ),
     (ended(137), "Some was killed by SIGKILL (out of memory, or killed from outside)"),
     (ended(134, stderr="heap out of memory"), "Some was killed by SIGABRT: heap out of memory"),
     (ended(255), "Some was killed by signal 127"),
-]  # fmt: skip
+]
 
 
 def test_failure_is_read_from_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,9 +33,14 @@ def rollout(name: str, minute: int = 0, **fields: Any) -> Rollout:
     """A record."""
     known = {
         "grade": Grade(resolved=True, fail_to_pass={"t::a": "PASSED"}, pass_to_pass={"t::b": "PASSED"}),
-        "usage": Usage(prompt_tokens=7, completion_tokens=3), "model": "owner/model", "agent": "mini",
-        "sandbox": "box", "engine": "vllm", "seconds": 2.5, "started_at": START + timedelta(minutes=minute),
-    }  # fmt: skip
+        "usage": Usage(prompt_tokens=7, completion_tokens=3),
+        "model": "owner/model",
+        "agent": "mini",
+        "sandbox": "box",
+        "engine": "vllm",
+        "seconds": 2.5,
+        "started_at": START + timedelta(minutes=minute),
+    }
     task, _, attempt = name.rpartition("-")
     return make_rollout(task, int(attempt), **{**known, **fields})
 

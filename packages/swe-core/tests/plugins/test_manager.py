@@ -231,19 +231,28 @@ def test_wrong_file_is_an_error_with_the_remedy(load: Load) -> None:
         ("import json", "registers nothing: it has no function with @hookimpl"),
         (HOOK + "def swe_agents(): return []\ndef swe_engines(): return []", "swe_engines lacks @hookimpl"),
         ("def agents(): return []", "its function agents is no hook: rename it to swe_agents"),
-        (CLASS + "class Plugin:\n    @hookimpl\n    def swe_agents(self): return []",
-         "its swe_agents is in the class Plugin: move it to the module, with @hookimpl"),
+        (
+            CLASS + "class Plugin:\n    @hookimpl\n    def swe_agents(self): return []",
+            "its swe_agents is in the class Plugin: move it to the module, with @hookimpl",
+        ),
         (HOOK + "def swe_agents(): yield from ()", "offers nothing: its swe_agents returned no Component"),
-        ("from swe_core import Component\n" + HOOK + "def swe_agents():\n    return [Component('a')]",
-         "it failed in swe_agents(): TypeError: Component.__init__() missing 1 required positional argument: "
-         "'create' (my.py, line 5)"),
-        ("from swe_core import Component\n" + HOOK + "def swe_agents():\n    return Component('a', print)",
-         "it returned an object of the class Component from swe_agents(), expected a list"),
-        (CLASS + "@hookimpl\ndef swe_agents(): return [MyAgent]",
-         "MyAgent as item 0 from swe_agents(), expected a list of Components such as [Component('mine'"),
+        (
+            "from swe_core import Component\n" + HOOK + "def swe_agents():\n    return [Component('a')]",
+            "it failed in swe_agents(): TypeError: Component.__init__() missing 1 required positional "
+            "argument: 'create' (my.py, line 5)",
+        ),
+        (
+            "from swe_core import Component\n" + HOOK + "def swe_agents():\n    return Component('a', print)",
+            "it returned an object of the class Component from swe_agents(), expected a list",
+        ),
+        (
+            CLASS + "@hookimpl\ndef swe_agents(): return [MyAgent]",
+            "MyAgent as item 0 from swe_agents(), expected a list of Components such as [Component('mine'",
+        ),
         (HOOK + "def swe_agentz(): return []", "unknown hook 'swe_agentz' (did you mean 'swe_agents'?)"),
         (AGENT.format(name="a").replace("[Component(", "2 * [Component("), "offers the agent 'a' twice"),
-            (HOOK + "def swe_agents(nope): return []", "nope")):  # fmt: skip
+        (HOOK + "def swe_agents(nope): return []", "nope"),
+    ):
         with pytest.raises(PluginError) as raised:
             load("my.py", code)
         assert says in str(raised.value)
@@ -255,9 +264,10 @@ def test_wrong_file_is_an_error_with_the_remedy(load: Load) -> None:
 def test_notification_may_fail_and_take_fewer_arguments(load: Load) -> None:
     """A plugin with nothing else offers no component and is fine."""
     plugins = load(
-        "listener.py", f"seen = []\n{HOOK}def swe_rollout_started(task_id):\n"
+        "listener.py",
+        f"seen = []\n{HOOK}def swe_rollout_started(task_id):\n"
         "    seen.append(task_id)\n    raise ValueError('no')\n",
-    )  # fmt: skip
+    )
     assert plugins.plugins["listener"].components == []
     assert chosen_agent(plugins, None, "mini") == "mini"
     problems = plugins.notify("swe_rollout_started", rollout_id="r", task_id="t", attempt=0)

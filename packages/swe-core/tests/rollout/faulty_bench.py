@@ -253,19 +253,26 @@ def disturb(faults: Faults, patched: pytest.MonkeyPatch) -> None:
         return faults.call("dialect.reply", name, real)
 
     for kind, method, point in (
-        (Inside, "wait", "process.wait"), (Inside, "kill", "process.kill"),
-        (Box, "start", "sandbox.start"), (Box, "kill_all", "sandbox.kill_all"),
-    ):  # fmt: skip
+        (Inside, "wait", "process.wait"),
+        (Inside, "kill", "process.kill"),
+        (Box, "start", "sandbox.start"),
+        (Box, "kill_all", "sandbox.kill_all"),
+    ):
         awaited(kind, method, point)
     for method in ("files", "command", "env", "stdin", "tools"):
         told(method)
     for method in ("started", "phase", "turn", "finished"):
         observed(method)
     for owner, name, other in (
-        (Inside, "output", output), (Box, "reach", reach), (CountedProvider, "open", opening),
-        (Approving, "grade", grade), (loop, "prepare_repository", prepare), (loop, "export_patch", export),
-        (RolloutFolder, "add_turn", adding), (ChatCompletions, "reply", replying),
-    ):  # fmt: skip
+        (Inside, "output", output),
+        (Box, "reach", reach),
+        (CountedProvider, "open", opening),
+        (Approving, "grade", grade),
+        (loop, "prepare_repository", prepare),
+        (loop, "export_patch", export),
+        (RolloutFolder, "add_turn", adding),
+        (ChatCompletions, "reply", replying),
+    ):
         patched.setattr(owner, name, other)
 
 

@@ -127,9 +127,11 @@ async def test_run_that_cannot_succeed_is_stopped_and_keeps_its_records(tmp_path
     assert all(rollout.cancelled_as is None for rollout in ended), "a resumed run runs them"
     says = str(raised.value)
     for part in (
-        "the run was stopped, because 10 rollouts of 10 tasks ended in the same error and ", "--max-errors 0",
-        "(sandbox: the image 't-", f"`swe-core run --resume '{tmp_path}/the run' --retry-errors`",
-    ):  # fmt: skip
+        "the run was stopped, because 10 rollouts of 10 tasks ended in the same error and ",
+        "--max-errors 0",
+        "(sandbox: the image 't-",
+        f"`swe-core run --resume '{tmp_path}/the run' --retry-errors`",
+    ):
         assert part in says
 
 

@@ -33,9 +33,16 @@ AWAITED = [
     "tool.run",
 ]  # fmt: skip
 ODD = [
-    "agent.command", "dialect.reply", "engine.complete", "grader.grade", "observer.turn", "process.output",
-    "provider.open", "sandbox.start", "tool.run",
-]  # fmt: skip
+    "agent.command",
+    "dialect.reply",
+    "engine.complete",
+    "grader.grade",
+    "observer.turn",
+    "process.output",
+    "provider.open",
+    "sandbox.start",
+    "tool.run",
+]
 """One for each place that describes an error."""
 SHIELDED = ["engine.complete", "engine.end", "process.kill", "provider.close", "tool.run"]
 CASES: list[tuple[str, Kind]] = [
@@ -88,9 +95,13 @@ def expected(point: str, kind: Kind, phase: str) -> str:
     [pytest.param(point, kind, marks=() if kind == "raises" else pytest.mark.slow) for point, kind in CASES],
 )
 async def test_failure_ends_its_own_rollout_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-    undisturbed: Undisturbed, point: str, kind: Kind,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    undisturbed: Undisturbed,
+    point: str,
+    kind: Kind,
+) -> None:
     before, seen = undisturbed
     for nth in range(seen[point]):
         caplog.clear()
@@ -114,9 +125,12 @@ async def test_failure_ends_its_own_rollout_only(
 
 @pytest.mark.parametrize("point", SHIELDED)
 async def test_hanging_collaborator_is_abandoned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-    undisturbed: Undisturbed, point: str,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    undisturbed: Undisturbed,
+    point: str,
+) -> None:
     """Also if it ignores cancellation or is shielded from it."""
     monkeypatch.setattr(detached, "CLOSING", 0.05)
     monkeypatch.setattr(state, "SANDBOX_CLOSING", 0.05)

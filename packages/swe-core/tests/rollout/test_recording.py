@@ -133,12 +133,19 @@ async def test_recording_that_cannot_be_written_is_an_error(tmp_path: Path) -> N
 
 async def test_most_specific_line_is_replayed(tmp_path: Path) -> None:
     lines = (
-        _line("both", attempt=1, agent="pi"), _line("any"), _line("any, newer", note="hand-written"),
-        _line("agent", agent="pi"), _line("attempt", attempt=1), {**_line("other task"), "task_id": "u"},
-    )  # fmt: skip
+        _line("both", attempt=1, agent="pi"),
+        _line("any"),
+        _line("any, newer", note="hand-written"),
+        _line("agent", agent="pi"),
+        _line("attempt", attempt=1),
+        {**_line("other task"), "task_id": "u"},
+    )
     for attempt, agent, expected in (
-        (1, "pi", "both"), (1, "mini", "attempt"), (0, "pi", "agent"), (0, "mini", "any, newer"),
-    ):  # fmt: skip
+        (1, "pi", "both"),
+        (1, "mini", "attempt"),
+        (0, "pi", "agent"),
+        (0, "mini", "any, newer"),
+    ):
         engine = _replay(tmp_path, *lines)
         completion = await engine.complete(REQUEST, _who(attempt=attempt, agent=agent))
         assert (completion.message["content"], completion.model) == (expected, "replay")

@@ -286,11 +286,12 @@ def test_damaged_line_is_named(run: RunDirectory) -> None:
     whole = make_turn(0).model_dump_json().encode() + b"\n"
     for file, lines, says in (
         ("rollouts.jsonl", b"{}\n", "line 1 of '.*/rollouts.jsonl' is not a finished rollout"),
-        ("rollouts.jsonl", b"[]\n", "line 1 of"), ("rollouts.jsonl", b"{\n{", "line 1 of"),
+        ("rollouts.jsonl", b"[]\n", "line 1 of"),
+        ("rollouts.jsonl", b"{\n{", "line 1 of"),
         ("a/turns.jsonl", whole + b'{"index": 2, "st\n', "line 2 of '.*turns.jsonl' is not a recorded call"),
         ("a/turns.jsonl", whole + b'{"undelivered":[0,\n', "line 2 of .* is not a list of calls"),
         ("a/transcript.jsonl", b"7\n", "line 1 of '.*a/transcript.jsonl' is not an agent's event"),
-    ):  # fmt: skip
+    ):
         (run.path / ("" if file == "rollouts.jsonl" else "rollouts") / file).write_bytes(lines)
         readers = {"rollouts.jsonl": [run.finished, run.rollouts], "a/turns.jsonl": [lambda: run.turns("a")]}
         for read in readers.get(file, [lambda: run.events("a")]):
@@ -311,10 +312,13 @@ def test_new_run_takes_no_path_that_is_used(tmp_path: Path, run: RunDirectory) -
 
 def test_open_rejects_other_directories(tmp_path: Path) -> None:
     for content, message in (
-        (None, "not a run directory"), ("{", "not JSON"), ('{"format": 99}', "format 99"),
-        ("[]", "format None"), ('{"format": 7}', "damaged"),
+        (None, "not a run directory"),
+        ("{", "not JSON"),
+        ('{"format": 99}', "format 99"),
+        ("[]", "format None"),
+        ('{"format": 7}', "damaged"),
         ('{"format": 6}', "format 6, and .* reads 7: read it with the version that wrote it"),
-    ):  # fmt: skip
+    ):
         if content is not None:
             (tmp_path / "run.json").write_text(content)
         with pytest.raises(UsageError, match=message):

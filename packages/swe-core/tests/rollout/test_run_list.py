@@ -82,10 +82,14 @@ def test_name_below_runs_and_latest_are_found(here: Path) -> None:
     run_of(here / "old")
     run_of(here / "latest")
     for name, path in (
-        ("latest", Path("runs/new")), ("./latest", Path("latest")), ("new", Path("runs/new")),
-        ("old", Path("old")), ("runs/old", Path("runs/old")), ("runs", Path("runs")),  # the last for `view`
+        ("latest", Path("runs/new")),
+        ("./latest", Path("latest")),
+        ("new", Path("runs/new")),
+        ("old", Path("old")),
+        ("runs/old", Path("runs/old")),
+        ("runs", Path("runs")),  # the last for `view`
         (str(here / "runs" / "old"), here / "runs" / "old"),
-    ):  # fmt: skip
+    ):
         assert find_run(name) == path
 
 

@@ -236,9 +236,12 @@ async def test_missing_program_of_an_agent_is_named() -> None:
     mode = "is not executable in the sandbox: set its mode, or name an"
     async with LocalProvider(unisolated=True).open(SandboxSpec()) as sandbox:
         for program, why in (
-            ("no-such-agent", missing), ("/no/such/agent", missing), ("cd", missing),
-            ("/etc/passwd", mode), ("/etc", mode),
-        ):  # fmt: skip
+            ("no-such-agent", missing),
+            ("/no/such/agent", missing),
+            ("cd", missing),
+            ("/etc/passwd", mode),
+            ("/etc", mode),
+        ):
             said = await missing_program("mine", program, sandbox, cwd="/", env={}) or ""
             head = f"the agent 'mine' cannot start, because its program {program!r} "
             assert head + why in said

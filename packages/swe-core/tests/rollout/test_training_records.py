@@ -32,9 +32,16 @@ from swe_core.rollout.training_records import (
 
 def row(step: int, rollout: str, version: int | None = None, number: int = 0) -> TrainedRow:
     return TrainedRow(
-        step=step, version=version or step, rollout_id=rollout, row=number, advantage=0.5, weight=1.0,
-        tokens=2, logprobs=[-0.25, None], clipped=0,
-    )  # fmt: skip
+        step=step,
+        version=version or step,
+        rollout_id=rollout,
+        row=number,
+        advantage=0.5,
+        weight=1.0,
+        tokens=2,
+        logprobs=[-0.25, None],
+        clipped=0,
+    )
 
 
 def group(number: int, skipped: str | None = None) -> ClosedGroup:
@@ -169,9 +176,14 @@ def test_lines_that_do_not_fit_leave_the_file_as_it_was(
 def evaluation(step: int, version: int) -> Evaluation:
     counts = {"rollouts": 3, "verdicts": 2, "resolved": 1, "errors": 1}
     return Evaluation(
-        step=step, version=version, oldest=version, newest=version + 1, **counts, reward=0.5,
+        step=step,
+        version=version,
+        oldest=version,
+        newest=version + 1,
+        **counts,
+        reward=0.5,
         finished_at=datetime(2026, 1, 1, tzinfo=UTC),
-    )  # fmt: skip
+    )
 
 
 def test_evaluations_of_lost_weights_are_left_out(tmp_path: Path) -> None:

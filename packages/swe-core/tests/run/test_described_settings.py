@@ -36,10 +36,15 @@ class Mine(Config):
 def test_every_setting_is_described_with_nested_ones_by_full_name() -> None:
     mine = {setting.name: setting for setting in describe_settings(Mine)}
     assert {name: setting.takes for name, setting in mine.items()} == {
-        "needed": "path", "colour": "red or blue", "mode": "a, b or c", "share": "number, above 0, below 1.5",
-        "names": "list of text", "inner.depth": "whole number, at least 1, at most 9",
-        "made": "list of whole number", "late": "whole number",
-    }  # fmt: skip
+        "needed": "path",
+        "colour": "red or blue",
+        "mode": "a, b or c",
+        "share": "number, above 0, below 1.5",
+        "names": "list of text",
+        "inner.depth": "whole number, at least 1, at most 9",
+        "made": "list of whole number",
+        "late": "whole number",
+    }
     assert list(mine) == ["needed", "colour", "mode", "share", "names", "inner.depth", "made", "late"]
     assert [name for name, setting in mine.items() if setting.required] == ["needed"]
     assert (mine["made"].default, mine["inner.depth"].default, mine["late"].default) == ([1], 1, None)

@@ -32,16 +32,17 @@ def test_ordinary_text_is_unchanged(text: str) -> None:
 
 def test_escape_sequences_are_removed() -> None:
     for text, left in (
-            ("\x1b[31mred\x1b[0m", "red"),
-            ("\x9b2Jgone", "gone"),
-            ("\x1b]0;a title\x07after", "after"),
-            ("\x1bP1$r0m\x1b\\after", "after"),
-            ("\x1b]0;never ended\nnext line", "\nnext line"),
-            ("\x1bcreset\x1b(B", "reset"),
-            ("one\r\ntwo\rthree\r\r\nfour", "one\ntwo\nthree\nfour"),
-            ("a\x08b\x00c\x7f", "abc"),
-            ("\x1b\x1b[31m[32m", "[32m"),
-            ("if a:\u202e } \u2066", "if a:<U+202E> } <U+2066>"),):  # fmt: skip
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x9b2Jgone", "gone"),
+        ("\x1b]0;a title\x07after", "after"),
+        ("\x1bP1$r0m\x1b\\after", "after"),
+        ("\x1b]0;never ended\nnext line", "\nnext line"),
+        ("\x1bcreset\x1b(B", "reset"),
+        ("one\r\ntwo\rthree\r\r\nfour", "one\ntwo\nthree\nfour"),
+        ("a\x08b\x00c\x7f", "abc"),
+        ("\x1b\x1b[31m[32m", "[32m"),
+        ("if a:\u202e } \u2066", "if a:<U+202E> } <U+2066>"),
+    ):
         assert printable(text) == left
 
 

@@ -25,13 +25,28 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 FRAGMENTS = [
-    "Hello wörld ", " \n\n", "\u3000", "naïve 🎉", "assistant\n", "<think>\n", "</think>", "<tool_call>",
-    '\n{"name": "bash", "arguments": {"command": "ls"}}\n', '{"name": 5, "arguments": {}}',
-    '{"name": "bash", "argum', '{"name": "bash", "parameters": {}}',
+    "Hello wörld ",
+    " \n\n",
+    "\u3000",
+    "naïve 🎉",
+    "assistant\n",
+    "<think>\n",
+    "</think>",
+    "<tool_call>",
+    '\n{"name": "bash", "arguments": {"command": "ls"}}\n',
+    '{"name": 5, "arguments": {}}',
+    '{"name": "bash", "argum',
+    '{"name": "bash", "parameters": {}}',
     "<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n",
     '<invoke name="bash">\n<parameter name="command">ls</parameter>\n</invoke>\n',
-    "functions.bash:0", "call:bash{command:ls}", "function", "bash\n", "thought\n", "analysis", "[" * 3,
-]  # fmt: skip
+    "functions.bash:0",
+    "call:bash{command:ls}",
+    "function",
+    "bash\n",
+    "thought\n",
+    "analysis",
+    "[" * 3,
+]
 NEXT: list[list[Message]] = [
     [user("Go on.")],
     [result("functions.bash:0", "one line")],

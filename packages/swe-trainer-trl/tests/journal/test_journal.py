@@ -399,7 +399,7 @@ def test_damage_is_a_sentence(data: st.DataObject) -> None:
 
 
 def write(path: Path) -> None:
-    """Go on with what is there, then run groups for ever, and train the even ones; say what the journal
+    """Resume what is there, then run groups without an end and train every second one; say what the journal
     returned for."""
 
     def tell(*words: object) -> None:

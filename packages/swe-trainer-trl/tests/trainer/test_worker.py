@@ -487,9 +487,13 @@ def test_start_gives_signs_of_life_too(training: Training) -> None:
     assert (code, only["kind"]) == (1, "failed")
     assert only["message"] == "EOFError: the trainer ended before it sent a message"
     start = Start(
-        settings=training.settings().model_dump(mode="json"), directory=str(training.run),
-        journal=str(training.run / JOURNAL), version=1, updates={1: 1}, options=OPTIONS,
-    )  # fmt: skip
+        settings=training.settings().model_dump(mode="json"),
+        directory=str(training.run),
+        journal=str(training.run / JOURNAL),
+        version=1,
+        updates={1: 1},
+        options=OPTIONS,
+    )
     code, heard = talk(line(start))
     assert (code, heard[0]["kind"], heard[-1]["kind"]) == (0, "beat", "metrics")
 

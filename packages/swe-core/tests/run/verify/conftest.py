@@ -70,13 +70,17 @@ def make_task(repository: Path) -> Callable[..., Task]:
     """A task on the repository; arguments are the fields that differ."""
     repo = Repo(repository)
     row: dict[str, Any] = {
-        "instance_id": "t__adder-1", "repo": "t/adder", "base_commit": repo.head, "repository": repository,
-        "problem_statement": "add(2, 2) is 0.", "patch": repo.sh("git diff HEAD later"),
+        "instance_id": "t__adder-1",
+        "repo": "t/adder",
+        "base_commit": repo.head,
+        "repository": repository,
+        "problem_statement": "add(2, 2) is 0.",
+        "patch": repo.sh("git diff HEAD later"),
         "test_patch": new_file("tests/test_adder.py", FUNCTIONS),
         "fail_to_pass": ("tests/test_adder.py::test_small",),
         "pass_to_pass": ("tests/test_adder.py::test_nothing_added",),
         "test_command": "python -m pytest -rA -p no:cacheprovider",
-    }  # fmt: skip
+    }
     return lambda **fields: Task(**{**row, **fields})
 
 
@@ -102,10 +106,16 @@ def methods(provider: SandboxProvider) -> Callable[..., Methods]:
 
     def make(grader: Grader, cheats: tuple[Cheat, ...] = (), repeat: int = 1, **fields: Any) -> Methods:
         given: dict[str, Any] = {
-            "provider": provider, "grader": grader, "limits": Limits(), "cheats": cheats, "repeat": repeat,
+            "provider": provider,
+            "grader": grader,
+            "limits": Limits(),
+            "cheats": cheats,
+            "repeat": repeat,
             "spec": lambda task: SandboxSpec(repository=task.repository, network="none"),
-            "sandbox": "local", "grader_name": "scripted", "facts": {},
-        }  # fmt: skip
+            "sandbox": "local",
+            "grader_name": "scripted",
+            "facts": {},
+        }
         return Methods(**{**given, **fields})
 
     return make

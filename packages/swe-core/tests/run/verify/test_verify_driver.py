@@ -125,9 +125,10 @@ async def test_report_says_why_a_gold_patch_is_broken(make_task: Any, methods: A
 
     verdict = await one(methods(Failing()), make_task())
     assert (verdict.verdict, verdict.reason) == (
-        "broken_gold", "the gold patch does not resolve it: 1 of 1 tests fail; the first error is "
+        "broken_gold",
+        "the gold patch does not resolve it: 1 of 1 tests fail; the first error is "
         "\"ModuleNotFoundError: No module named 'sure'\"; 1 of 1 test was not collected",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,17 @@ def tried(*names: str, **fields: Any) -> tuple[Check, ...]:
 
 def verdict_on(task: Task, verdict: str = "usable", **fields: Any) -> TaskVerdict:
     values: dict[str, Any] = {
-        "task_id": task.instance_id, "verdict": verdict, "digest": task.digest, "sandbox": "local",
-        "grader": "swe", "versions": {"swe-core": "1"}, "repeat": 1, "checks": tried("conftest-root"),
-        "started_at": datetime(2026, 1, 1, tzinfo=UTC), "seconds": 1.0,
-    }  # fmt: skip
+        "task_id": task.instance_id,
+        "verdict": verdict,
+        "digest": task.digest,
+        "sandbox": "local",
+        "grader": "swe",
+        "versions": {"swe-core": "1"},
+        "repeat": 1,
+        "checks": tried("conftest-root"),
+        "started_at": datetime(2026, 1, 1, tzinfo=UTC),
+        "seconds": 1.0,
+    }
     return TaskVerdict(**{**values, **fields})
 
 
