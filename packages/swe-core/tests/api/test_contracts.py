@@ -231,10 +231,10 @@ async def test_error_that_a_plugin_raises_on_purpose_is_unchanged_and_another_is
     grader: Any = SimpleNamespace(grade=grade)
     error: Exception = SandboxError("it died")
     with pytest.raises(SandboxError, match=r"^it died$"):
-        await contracts.grade_patch(grader, *WANTED)  # type: ignore[arg-type]
+        await contracts.grade_patch(grader, *WANTED)  # type: ignore[arg-type]  # of stand-ins
     error = ValueError("no log")
     with pytest.raises(GraderError, match=r"failed in grade\(\): ValueError: no log \(test_contracts\.py"):
-        await contracts.grade_patch(grader, *WANTED)  # type: ignore[arg-type]
+        await contracts.grade_patch(grader, *WANTED)  # type: ignore[arg-type]  # of stand-ins
     with pytest.raises(AgentError, match=r"mine failed in command\(\): SystemExit: no key"):
         with contracts.calling(AgentError, "mine", "command"):
             sys.exit("no key")
