@@ -19,6 +19,7 @@ from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.rollout.run_directory import RunDirectory
 
 HERE = Path(__file__).parent
+PLUGINS = (HERE / "ray_rollouts.py", HERE.parents[2] / "tests" / "resumed_rollouts.py")
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 PATIENCE = 90.0
 """Seconds until something that should happen has failed to."""
@@ -124,6 +125,7 @@ class Run:
     cluster: RayCluster
     path: Path
     options: Sequence[str] = ()
+    tasks: int = 1
     env: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -146,14 +148,15 @@ class Run:
         argv = ["--resume", str(self.out)]
         if not (self.out / "run.json").exists():
             argv = [
-                *("--plugins", "ray", "-p", str(HERE / "ray_rollouts.py"), "--executor", "ray"),
-                *("--agent", "once", "--engine", "letters", "--grader", "digest", "--tasks", "small"),
-                *("--set", f"tasks.small.repository={self.path / 'repo'}", "--out", str(self.out)),
+                *("--plugins", "ray", *(f"-p{plugin}" for plugin in PLUGINS), "--executor", "ray"),
+                *("--agent", "noting", "--engine", "letters", "--grader", "digest", "--tasks", "small"),
+                *("--limit", str(self.tasks), "--out", str(self.out)),
                 *("--workers", "0", "--address", self.cluster.address),
                 *self.options,
             ]
         command = [sys.executable, "-c", "from swe_core.cli import main; main()", "run", *argv, *args]
         env = {**os.environ, **LOOPBACK, "TMPDIR": str(self.cluster.home / "tmp"), **self.env}
+        env["SWE_TEST_DIR"] = str(self.path)
         env["RAY_TMPDIR"] = str(self.cluster.home)  # where Ray falls back if it finds no node to connect to
         return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -165,11 +168,11 @@ class Run:
         assert "Traceback" not in said, said
         return said
 
-    def is_complete(self, tasks: int, attempts: int) -> None:
+    def is_complete(self, attempts: int) -> None:
         """Each rollout finished exactly once and has its records; nothing is left."""
         directory = RunDirectory.open(self.out)
         rollouts = [json.loads(line) for line in self.whole.splitlines()]
-        expected = sorted(f"small-{task}-{attempt}" for task in range(tasks) for attempt in range(attempts))
+        expected = sorted(f"small-{task}-{n}" for task in range(self.tasks) for n in range(attempts))
         assert sorted(rollout["id"] for rollout in rollouts) == expected
         assert sorted(path.name for path in (self.out / "rollouts").iterdir()) == expected
         for rollout in rollouts:
@@ -190,15 +193,28 @@ def local_sandbox() -> None:
 
 
 @contextmanager
-def make_cluster(slots: Sequence[str]) -> Iterator[RayCluster]:
-    """A head without slots and a node for each of `slots`. Its directory has a short name, for sockets."""
+def short_directory() -> Iterator[Path]:
+    """A directory with a short name: it holds unix sockets."""
     with tempfile.TemporaryDirectory(prefix="swe-", dir="/tmp", ignore_cleanup_errors=True) as path:
-        home = Path(path)
+        yield Path(path)
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A directory for TMPDIR."""
+    with short_directory() as path:
+        yield path
+
+
+@pytest.fixture(scope="session")
+def cluster(local_sandbox: None) -> Iterator[RayCluster]:
+    """A head without slots and three nodes with two each."""
+    with short_directory() as home:
         (home / "tmp").mkdir()
         places = {"TMPDIR": home / "tmp", "XDG_CACHE_HOME": home / "cache", "RAY_TMPDIR": home}
         offline = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1"}
         env = {**os.environ, **offline, **{name: str(place) for name, place in places.items()}}
-        command = [sys.executable, str(HERE / "cluster_process.py"), *slots]
+        command = [sys.executable, str(HERE / "cluster_process.py"), "2", "2", "2"]
         pipe = subprocess.PIPE
         with (
             (home / "log").open("w") as log,
@@ -212,29 +228,15 @@ def make_cluster(slots: Sequence[str]) -> Iterator[RayCluster]:
 
 
 @pytest.fixture
-def scratch() -> Iterator[Path]:
-    """A directory for TMPDIR, with a short name: it holds unix sockets."""
-    with tempfile.TemporaryDirectory(prefix="swe-", dir="/tmp", ignore_cleanup_errors=True) as path:
-        yield Path(path)
-
-
-@pytest.fixture(scope="session")
-def cluster(local_sandbox: None) -> Iterator[RayCluster]:
-    """A head without slots and three nodes with two each."""
-    with make_cluster(["2", "2", "2"]) as cluster:
-        yield cluster
-
-
-@pytest.fixture
 def make_run(cluster: RayCluster, tmp_path: Path) -> Callable[..., Run]:
     """Makes runs that did not begin yet."""
 
-    def make(*options: str, name: str = "one") -> Run:
+    def make(*options: str, name: str = "one", tasks: int = 1) -> Run:
         repo = tmp_path / name / "repo"
         repo.mkdir(parents=True)
         (repo / "a.txt").write_text("a\n")
         script = "git init -q; git add .; git -c user.name=a -c user.email=a@example.org commit -q -m 1"
         subprocess.run(["sh", "-euc", script], cwd=repo, check=True)
-        return Run(cluster, tmp_path / name, options)
+        return Run(cluster, tmp_path / name, options, tasks)
 
     return make

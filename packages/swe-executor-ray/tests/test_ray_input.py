@@ -65,9 +65,8 @@ def test_without_ray(tmp_path: Path, scratch: Path) -> None:
 @pytest.mark.long
 def test_addresses_where_no_cluster_answers(tmp_path: Path, scratch: Path) -> None:
     join = ("--workers", "0", "--address")
-    assert "cannot join the Ray cluster at 'nonsense': Invalid address" in run(
-        tmp_path, scratch, *join, "nonsense"
-    )
+    said = run(tmp_path, scratch, *join, "nonsense")
+    assert "cannot join the Ray cluster at 'nonsense': Invalid address" in said
     with socket.create_server(("127.0.0.1", 0)) as server:  # accepts, and never answers
         (sentence,) = run(tmp_path, scratch, *join, f"127.0.0.1:{server.getsockname()[1]}").splitlines()
     assert "no Ray cluster answers at '127.0.0.1:" in sentence

@@ -69,12 +69,9 @@ def test_killed_actors_nodes_and_drivers(
     random, counted = Random(seed), Counter[str]()
     with capsys.disabled():
         print(f"\nkills: seed {seed} (SWE_TEST_SEED)")
-    options = (
-        *("--attempts", str(ATTEMPTS), "--concurrency", "6", "--max-errors", "0"),
-        *("--set", f"tasks.small.count={TASKS}"),
-    )
+    options = ("--attempts", str(ATTEMPTS), "--concurrency", "6", "--max-errors", "0")
     for first in range(0, KILLS, OF_A_RUN):
-        run = make_run(*options, name=str(first))
+        run = make_run(*options, name=str(first), tasks=TASKS)
         process = run.start()
         kept, before = dict[str, str](), b""
         for number in range(first, min(first + OF_A_RUN, KILLS)):
@@ -98,7 +95,7 @@ def test_killed_actors_nodes_and_drivers(
         assert "Traceback" not in said, said
         run.run()  # another start, which removes what is left of killed actors
         assert run.whole.startswith(before), "a finished rollout was lost or run again"
-        run.is_complete(TASKS, ATTEMPTS)
+        run.is_complete(ATTEMPTS)
         rollouts = [json.loads(line) for line in run.whole.splitlines()]
         again = [one["id"] for one in rollouts if kept.get(one["id"], one["started_at"]) != one["started_at"]]
         assert again == [], "a finished rollout of a node was run again"

@@ -22,20 +22,19 @@ def pids_of(run: Run) -> set[bytes]:
     """The processes in which the rollouts of a run were, by what agents wrote into a file."""
     directory = RunDirectory.open(run.out)
     patches = [directory.patch(rollout.id) or b"" for rollout in directory.rollouts()]
-    return {
-        line for patch in patches for line in patch.splitlines() if line[:1] == b"+" and line[1:].isdigit()
-    }
+    lines = [line for patch in patches for line in patch.splitlines()]
+    return {line for line in lines if line[:1] == b"+" and line[1:].isdigit()}
 
 
 def test_attempts_on_three_nodes_have_all_rows(make_run: Callable[..., Run]) -> None:
-    run = make_run("--attempts", "6", "--concurrency", "6", "--set", "agent.once.stay=4")
+    run = make_run("--attempts", "6", "--concurrency", "6", "--set", "agent.noting.stay=4")
     said = run.run()
-    run.is_complete(tasks=1, attempts=6)
+    run.is_complete(attempts=6)
     assert len(pids_of(run)) == len({one.node for one in RunDirectory.open(run.out).rollouts()}) == 3, said
 
 
 def test_interrupt_ends_rollouts_in_order(make_run: Callable[..., Run]) -> None:
-    run = make_run("--concurrency", "3", "--attempts", "4", "--set", "agent.once.stay=1e6")
+    run = make_run("--concurrency", "3", "--attempts", "4", "--set", "agent.noting.stay=1e6")
     with run.start() as process:
         wait_for(lambda: run.cluster.agents == 3, process)
         process.send_signal(signal.SIGINT)
@@ -51,7 +50,7 @@ def test_interrupt_ends_rollouts_in_order(make_run: Callable[..., Run]) -> None:
 @pytest.mark.long
 def test_nodes_come_and_go(make_run: Callable[..., Run]) -> None:
     """A node that joins gets rollouts; one that is about to end gets no more, and keeps those that run."""
-    run = make_run("--attempts", "12", "--concurrency", "8", "--set", "agent.once.stay=1e6")
+    run = make_run("--attempts", "12", "--concurrency", "8", "--set", "agent.noting.stay=1e6")
     cluster = run.cluster
     with run.start() as process:
         wait_for(lambda: cluster.agents == 6, process)
@@ -59,9 +58,8 @@ def test_nodes_come_and_go(make_run: Callable[..., Run]) -> None:
         wait_for(lambda: cluster.agents == 8, process)
         cluster.drain(raylet)
         assert process.stdout is not None
-        said = next(
-            line for line in process.stdout if "gets no more rollouts: Ray is about to end it" in line
-        )
+        ends = "gets no more rollouts: Ray is about to end it"
+        said = next(line for line in process.stdout if ends in line)
         assert cluster.agents == 8, said
         process.send_signal(signal.SIGINT)
         said = ended(process)
@@ -86,16 +84,15 @@ def test_nodes_with_other_packages_are_refused(make_run: Callable[..., Run], tmp
 @pytest.mark.long
 def test_node_without_our_packages_is_refused(make_run: Callable[..., Run], tmp_path: Path) -> None:
     """The others go on."""
-    (tmp_path / "swe_executor_ray.py").write_text(
-        "raise ModuleNotFoundError('No module named swe_executor_ray')"
-    )
-    run = make_run("--attempts", "6", "--concurrency", "6", "--set", "agent.once.stay=4")
+    broken = "raise ModuleNotFoundError('No module named swe_executor_ray')"
+    (tmp_path / "swe_executor_ray.py").write_text(broken)
+    run = make_run("--attempts", "6", "--concurrency", "6", "--set", "agent.noting.stay=4")
     raylet = run.cluster.add(2, PYTHONPATH=str(tmp_path))
     said = run.run()
     run.cluster.remove(raylet)
     assert "is out: its actor cannot start: " in said
     assert "install the same packages there, or set executor.ray.runtime_env" in said
-    run.is_complete(tasks=1, attempts=6)
+    run.is_complete(attempts=6)
 
 
 @pytest.mark.long
@@ -106,7 +103,7 @@ def test_variables_reach_nodes_and_no_file_of_ray(make_run: Callable[..., Run]) 
     assert "the variable SWE_TEST_KEY is unset" in run.run(code=1)
     run.options = [*run.options, "--set", 'executor.ray.env=["SWE_TEST_KEY"]']
     run.run()
-    run.is_complete(tasks=1, attempts=1)
+    run.is_complete(attempts=1)
     files = [path for path in (run.cluster.home / "ray").rglob("*") if path.is_file()]
     assert files
     assert [path for path in files if secret.encode() in path.read_bytes()] == []
