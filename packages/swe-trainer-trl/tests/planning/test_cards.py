@@ -11,14 +11,10 @@ from swe_core.errors import ConfigError
 from swe_trainer_trl.planning.cards import GIB, Cards, of_hardware, of_this_machine
 
 
-@pytest.mark.parametrize(
-    ("text", "count", "size"),
-    [("1 x 24", 1, 24 * GIB), (" 2X22.5gib", 2, int(22.5 * GIB))],
-)
-def test_hardware_by_its_description(text: str, count: int, size: int) -> None:
+@pytest.mark.parametrize(("text", "count", "size"), [("1 x 24", 1, 24.0), (" 2X22.5gib", 2, 22.5)])
+def test_hardware_by_its_description(text: str, count: int, size: float) -> None:
     cards = of_hardware(text)
-    assert len(cards.names) == count
-    assert cards.smallest == size
+    assert (len(cards.names), cards.smallest) == (count, size * GIB)
     assert str(cards).startswith("1 GPU of" if count == 1 else f"{count} GPUs of")
 
 
@@ -37,10 +33,7 @@ LISTED = """\
 
 @pytest.mark.parametrize(
     ("visible", "smallest"),
-    [
-        *((("0", "1"), 24576 << 20), (("GPU-bbbb2222",), 24576 << 20)),
-        *((("0", "2"), None), (("MIG-1234",), None)),
-    ],
+    [(("0", "1"), 24 * GIB), (("GPU-bbbb2222",), 24 * GIB), (("0", "2"), None), (("MIG-1234",), None)],
 )
 def test_memory_as_nvidia_smi_lists_it(
     monkeypatch: pytest.MonkeyPatch, visible: tuple[str, ...], smallest: int | None

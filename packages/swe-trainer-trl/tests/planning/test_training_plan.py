@@ -33,6 +33,8 @@ NOWHERE = "http://127.0.0.1:9"
 ADAPTER = {"lora": {"r": 32}, "grpo": {"model_init_kwargs": {"dtype": "bfloat16"}}}
 
 
+WHOLE = {"grpo": {"gradient_checkpointing": False}}
+WIDE = {"grpo": {"token_budget": 200_000}}
 BATCH = {"grpo": {"token_budget": 0, "per_device_train_batch_size": 8}}
 ALONE = {"grpo": {"token_budget": 0, "per_device_train_batch_size": 1}}
 SHARED = {"processes": 2, "weight_sync": "disk", "server": {"gpus": "0,1"}}
@@ -80,18 +82,8 @@ def test_layouts_of_models_that_fit(
         ("Qwen3-8B", "2x80GB", {}, r"its GPU, which has 80\.0 GiB: train an adapter .*preset = 'lora'"),
         ("Qwen3-8B", "4x80GB", {"processes": 1}, r"set worker\.trl\.processes to 3 and .*sharding to 'fsdp'"),
         ("Qwen3-8B", "8x80GB", {"processes": 4, "sharding": "none"}, r"each of its GPUs.*sharding to 'fsdp'"),
-        (
-            "Qwen3-1.7B",
-            "2x80GB",
-            {"grpo": {"gradient_checkpointing": False}},
-            "gradient_checkpointing to true",
-        ),
-        (
-            "Qwen3-1.7B",
-            "2x80GB",
-            {"grpo": {"token_budget": 200_000}},
-            r"\.token_budget to \d+: a forward pass",
-        ),
+        ("Qwen3-1.7B", "2x80GB", WHOLE, "gradient_checkpointing to true"),
+        ("Qwen3-1.7B", "2x80GB", WIDE, r"\.token_budget to \d+: a forward pass"),
         ("Qwen3-1.7B", "2x80GB", BATCH, r"set worker\.trl\.grpo\.per_device_train_batch_size to [1-7]:"),
         ("Qwen3-1.7B", "1x24GB", {"preset": "lora"}, r"vLLM takes 9\.6 GiB: .*\.max_model_len to 28672"),
         ("Qwen3-8B", "2x24GB", ADAPTER, "set worker.trl.server.max_model_len to|it does not fit"),
@@ -112,7 +104,7 @@ def test_model_that_does_not_fit_is_refused_with_what_would_fit(
 @pytest.mark.parametrize(
     ("name", "hardware", "settings", "more"),
     [
-        ("Qwen3-1.7B", "2x80GB", {"grpo": {"token_budget": 200_000}}, {}),
+        ("Qwen3-1.7B", "2x80GB", WIDE, {}),
         ("Qwen3-1.7B", "2x80GB", BATCH, {"longest": 16_384}),
         ("Qwen3-1.7B", "1x40GB", ALONE, {"url": NOWHERE}),
         ("Qwen3-1.7B", "1x24GB", {"preset": "lora"}, {}),
@@ -249,10 +241,11 @@ def test_keys_have_the_defaults_of_trl() -> None:
     assert (wrong.max_steps, wrong.num_generations) == (-1, 4)
 
 
+Command = Callable[..., tuple[int, str, str]]
+
+
 @pytest.fixture
-def command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """`swe-core run` with the plugin, in this process: its exit code, and what it says."""
     monkeypatch.chdir(tmp_path)
 
@@ -266,9 +259,7 @@ def command(
     return run
 
 
-def test_dry_run_shows_who_uses_which_gpu(
-    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_dry_run_shows_who_uses_which_gpu(tmp_path: Path, command: Command) -> None:
     model = qwen3(tmp_path, "Qwen3-8B")
     more = ("--attempts", "4", "--set", "worker.trl.server.tensor_parallel=2")
     code, out, err = command("--dry-run", "--model", str(model), "--hardware", "8x80GB", *more)
@@ -277,9 +268,7 @@ def test_dry_run_shows_who_uses_which_gpu(
     assert lines["worker"] == "trl"
     assert lines["training"] == "18 groups, 3 for each of 6 tasks, groups of 4 attempts"
     assert "8.19 B parameters in float32, all are trained" in lines["policy"]
-    assert lines["GPU 0"].startswith(
-        "trainer 1 of 3, a share of the weights (FSDP): weights 10.2 + gradients"
-    )
+    assert lines["GPU 0"].startswith("trainer 1 of 3, a share of the weights (FSDP): weights 10.2 + grad")
     assert lines["GPU 3"].startswith("vLLM 1, with 4: weights 15.3 +")
     assert lines["GPU 7"].startswith("idle: 5 GPUs are for vLLM, and its 2 replicas of 2 GPUs need 4")
     assert "tokens in each of 2 replicas" in lines["KV cache"]
@@ -294,7 +283,7 @@ def test_bad_input(case: BadInput, refuse: Callable[[BadInput], None], tmp_path:
 
 
 def test_start_refuses_what_does_not_fit_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[..., tuple[int, str, str]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     monkeypatch.setattr(cards, "_ram", lambda: 8 * GIB)
     monkeypatch.setattr("swe_trainer_trl.server.gpus.visible_gpus", lambda: ())

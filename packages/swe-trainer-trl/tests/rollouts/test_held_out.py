@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from swe_core.builtin.demo.source import DemoSource
-from swe_core.errors import UsageError
 from swe_core.run.components import load_plugins
 from swe_core.run.plan import plan_run
 from swe_core.run.settings import Settings
@@ -59,23 +58,3 @@ def test_tasks_are_those_of_the_source_and_options_of_the_training_do_not_select
     assert tasks_of(run) == []
     assert tasks_of(eval_tasks=rows(tmp_path, ["one", "two"])) == ["one", "two"]
     assert tasks_of(eval_every=2, eval_tasks=None) == []  # a resume that ends the evaluations
-
-
-@pytest.mark.parametrize(
-    ("run", "config", "said"),
-    [
-        ({}, {"eval_tasks": "demo"}, rf"'demo' has 1 task that the run trains on \({TRAINED}\): evaluate"),
-        ({"only": ()}, {"eval_tasks": "demo"}, r"has 6 tasks that .* \(demo__\S+, demo__\S+, demo__\S+, …\)"),
-        ({}, {"eval_every": 2}, "^--eval-every needs --eval-tasks, the held-out tasks"),
-        ({}, {"eval_attempts": 2}, "^worker.trl.eval_attempts needs --eval-tasks"),
-        ({}, {"eval_tasks": "nowhere.jsonl"}, "--eval-tasks 'nowhere.jsonl'.* is neither a file nor"),
-        ({}, {"eval_tasks": "rows.jsonl"}, "--eval-tasks 'rows.jsonl'"),
-    ],
-)
-def test_evaluations_that_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: dict[str, Any], config: dict[str, Any], said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("rows.jsonl").touch()
-    with pytest.raises(UsageError, match=said):
-        tasks_of(run, **config)

@@ -177,9 +177,8 @@ def test_folder_builds_boots_and_trains(container: Container) -> None:
     assert container.exec_run(["id", "-u"]).output.decode().strip() == "1000"
     for program in ("docker", "dockerd", "podman", "containerd"):
         assert container.exec_run(["sh", "-c", f"command -v {program}"]).exit_code != 0
-    found = container.exec_run(
-        ["python", "-c", "import swe_core, torch; print(swe_core.__file__, torch.__file__)"]
-    )
+    script = "import swe_core, torch; print(swe_core.__file__, torch.__file__)"
+    found = container.exec_run(["python", "-c", script])
     assert found.exit_code == 0, container.logs().decode()[-5000:]
     ours, theirs = found.output.decode().split()
     assert ours.startswith("/opt/swe/")

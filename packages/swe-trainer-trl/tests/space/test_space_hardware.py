@@ -80,11 +80,7 @@ def test_hardware_on_which_the_run_would_not_begin_is_refused(
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [
-        ("a10g-largex2", gpus("1")),
-        ("cpu-upgrade", {"nccl": False}),
-        ("l4x1", {"serves": False}),
-    ],
+    [("a10g-largex2", gpus("1")), ("cpu-upgrade", {"nccl": False}), ("l4x1", {"serves": False})],
 )
 def test_hardware_on_which_the_run_begins_is_taken(
     name: str, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
@@ -98,10 +94,8 @@ def test_hardware_on_which_the_run_begins_is_taken(
 
 
 def trained(run: dict[str, Any] | None = None, **trl: Any) -> Settings:
-    there = {"plugins": ("pi", "hf", "trl"), **(run or {})}
-    return load_settings(
-        command_line={"run": there, "sandbox": {"hf": {"internet": True}}, "worker": {"trl": trl}}
-    )
+    there: dict[str, Any] = {"run": {"plugins": ("pi", "hf", "trl"), **(run or {})}, "worker": {"trl": trl}}
+    return load_settings(command_line={**there, "sandbox": {"hf": {"internet": True}}})
 
 
 def test_gpu_requirements_follow_from_the_settings(

@@ -94,12 +94,7 @@ def test_each_deployment_has_another_key_and_may_have_another_token(
 @pytest.mark.parametrize(
     ("token", "environment", "hardware", "said"),
     [
-        (
-            None,
-            ENVIRONMENT,
-            "cpu-basic",
-            "cannot deploy .* 'tester/a-run': there is no Hugging Face token; set",
-        ),
+        (None, ENVIRONMENT, "cpu-basic", f"cannot deploy .* '{NAME}': there is no Hugging Face token; set"),
         ("login", {}, "cpu-basic", "the secret 'WANDB_API_KEY' has no value: set the variable"),
         ("hf_" + "x" * 34, ENVIRONMENT, "cpu-basic", "Hugging Face does not accept the token"),
         ("reader", ENVIRONMENT, "cpu-basic", r"may not do that \(.*repo\.write.*\); it needs"),
