@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
@@ -44,6 +43,7 @@ from .async_grpo_config import AsyncGRPOConfig
 from .async_grpo_trainer import AsyncGRPOTrainer
 """
 _OLD = "experimental/async_grpo"
+_WORKER = "trainer/async_rollout_worker"
 _KERNEL = {
     "__init__.py": "",
     "experimental/__init__.py": """
@@ -59,7 +59,7 @@ _NEW_LAYOUT = {
     "trainer/async_grpo_trainer.py": f"from .async_grpo_packing import TreeRow\n{_TRAINER}".replace(
         "args=None", "args=None, peft_config=None"
     ),
-    "trainer/async_rollout_worker.py": _SAMPLE,
+    f"{_WORKER}.py": _SAMPLE,
     "trainer/async_grpo_packing.py": "class TreeRow: ...",
     "experimental/__init__.py": "",
     f"{_OLD}/__init__.py": """
@@ -159,19 +159,11 @@ _EMPTY = "class AsyncGRPOTrainer: ..."
     ("version", "files", "said"),
     [
         (None, {}, "the worker 'trl' needs TRL, which is not installed"),
-        (
-            "1.9.2",
-            {"__init__.py": "raise RuntimeError('imported')"},
-            "TRL 1.9.2 is too old: .* 1.10 or newer",
-        ),
+        ("1.9.2", {"__init__.py": "raise TypeError('imported')"}, "TRL 1.9.2 is too old: .* 1.10 or newer"),
         ("1.15.0", _KERNEL, "TRL 1.15.0 does not run without CUDA, because it needs Triton"),
         ("1.15.0", {**_KERNEL, "../torch/__init__.py": _CUDA}, r"cannot be imported \(no kernel\)"),
         ("2.0.0", {**_NEW_LAYOUT, "trainer/async_grpo_trainer.py": _EMPTY}, "no attribute 'RolloutSample'"),
-        (
-            "1.19.0",
-            {**_NEW_LAYOUT, "trainer/async_rollout_worker.py": _ROUTED},
-            "samples .* need routing, which",
-        ),
+        ("1.19.0", {**_NEW_LAYOUT, f"{_WORKER}.py": _ROUTED}, "samples .* need routing, which"),
     ],
 )
 def test_refusals(tmp_path, version, files, said):
@@ -185,11 +177,7 @@ def test_refusals(tmp_path, version, files, said):
 
 
 def test_nothing_else_imports_torch_or_trl():
-    ended = python(
-        dedent("""
-        import sys
-        import swe_trainer_trl.config, swe_trainer_trl.plugin, swe_trainer_trl.trainer.disk_weight_transfer
-        print({"torch", "trl", "transformers", "safetensors"} & sys.modules.keys())
-        """)
-    )
+    modules = [f"swe_trainer_trl.{name}" for name in ("config", "plugin", "trainer.disk_weight_transfer")]
+    heavy = {"torch", "trl", "transformers", "safetensors"}
+    ended = python(f"import sys, {', '.join(modules)}; print({heavy} & sys.modules.keys())")
     assert ended.stdout == "set()\n", ended.stderr

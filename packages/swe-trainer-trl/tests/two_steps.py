@@ -53,16 +53,9 @@ def rows(model: str) -> list[dict]:
             with torch.no_grad():
                 logits = network(torch.from_numpy(ids)[None]).logits[0, :-1]
             logprobs = logits.log_softmax(-1).gather(1, torch.from_numpy(ids)[1:, None])[:, 0].numpy()
-            made.append(
-                {
-                    "input_ids": ids,
-                    "completion_mask": mask,
-                    "old_log_probs": np.concatenate([[0.0], logprobs]).astype(np.float32)
-                    * mask.astype(np.float32),
-                    "advantage": 1.0 - 1.5 * row,
-                    "group_id": group,
-                }
-            )
+            sampled = np.concatenate([[0.0], logprobs]).astype(np.float32) * mask.astype(np.float32)
+            arrays = {"input_ids": ids, "completion_mask": mask, "old_log_probs": sampled}
+            made.append({**arrays, "advantage": 1.0 - 1.5 * row, "group_id": group})
     return made
 
 
@@ -86,9 +79,8 @@ class Worker:
         for ready in journal.ready(limit=GROUPS):
             of_group = [row for row in made if row["group_id"] == ready.id]
             rows = zip(ready.rows, of_group, strict=True)
-            self.rollout_buffer.put_group(
-                [item(ready.id, row_id, stored, row) for (row_id, stored), row in rows], 0
-            )
+            items = [item(ready.id, row_id, stored, row) for (row_id, stored), row in rows]
+            self.rollout_buffer.put_group(items, 0)
 
     def start(self) -> None:
         self.calls.append("start")
@@ -154,14 +146,12 @@ def trainer_of(
 ) -> Trainer:
     """A trainer on the CPU that takes the rows of this worker; further arguments are of AsyncGRPOConfig."""
     cpu_attention.install()
-    settings = {
-        "bf16": False,
-        "use_cpu": True,
+    settings = {"bf16": False, "use_cpu": True, "num_generations": GROUP, "learning_rate": 1e-3}
+    settings |= {
         "report_to": "none",
-        "num_generations": GROUP,
-        "learning_rate": 1e-3,
+        "output_dir": str(out / "checkpoints"),
+        "vllm_server_base_url": "http://127.0.0.1:9",
     }
-    settings |= {"output_dir": str(out / "checkpoints"), "vllm_server_base_url": "http://127.0.0.1:9"}
     return Trainer(
         worker=worker,
         journal=journal,
@@ -227,9 +217,7 @@ def main(model: str, out: str) -> None:
         "versions_kept": transfer.versions,
         "names": sorted(name for name, _ in network.named_parameters()),
         "logs": trainer.state.log_history,
-        "kept": [
-            json.loads(line)["values"] for line in (Path(out) / "metrics.jsonl").read_text().splitlines()
-        ],
+        "kept": [json.loads(line)["values"] for line in Path(out, "metrics.jsonl").read_text().splitlines()],
         "steps": steps,
         "trained": [row.model_dump() for row in read_trained(Path(out))],
         "sampled": {

@@ -241,10 +241,8 @@ def test_incomplete_checkpoint_is_not_restored(hf: LocalHF, run: RunDirectory, t
 
 
 def test_command(hf: LocalHF, run: RunDirectory, tmp_path: Path) -> None:
-    for code, said in (
-        (1, f"nothing to restore: no checkpoint was pushed to {TO}\n"),
-        (0, "restored step 3; res"),
-    ):
+    nothing = f"nothing to restore: no checkpoint was pushed to {TO}\n"
+    for code, said in ((1, nothing), (0, "restored step 3; res")):
         done = CliRunner().invoke(restore_command, [TO, str(tmp_path / "new")], standalone_mode=False)
         assert (done.return_value or 0, done.output[: len(said)]) == (code, said)
         if code:

@@ -11,15 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from swe_core.errors import SweError, UsageError
 from swe_trainer_trl.journal.groups import Assessed, Member, Row, assess
@@ -135,11 +129,8 @@ class JournalStates(RuleBasedStateMachine):
         group = data.draw(st.sampled_from(self.open_groups()))
         member = data.draw(members(f"{group}-{len(self.groups[group].members)}"))
         if torn:
-            chains = Torn(member.chains)
-            broken = Member(
-                *(getattr(member, name) for name in ("rollout_id", "attempt", "reward")), (), 0, 0
-            )
-            object.__setattr__(broken, "chains", chains)
+            broken = Member(member.rollout_id, member.attempt, member.reward, (), 0, 0)
+            object.__setattr__(broken, "chains", Torn(member.chains))
             with pytest.raises(RuntimeError, match="a bug"):
                 self.journal.add_member(group, broken)
             return
@@ -238,9 +229,9 @@ class JournalStates(RuleBasedStateMachine):
         for kept in self.rows.values():
             if isinstance(kept.state, int) and kept.state > self.step and not kept.emptied:
                 kept.state = None
-        self.evaluations = [
-            (one, "lost" if one.step > self.step else state) for one, state in self.evaluations
-        ]
+        for place, (one, _) in enumerate(self.evaluations):
+            if one.step > self.step:
+                self.evaluations[place] = one, "lost"
 
     @rule(
         sent=st.lists(
@@ -384,4 +375,4 @@ class JournalStates(RuleBasedStateMachine):
 def test_journal_says_what_a_plain_model_of_it_says(examples: int) -> None:
     """The few examples are always the same ones."""
     chosen = settings(max_examples=examples, stateful_step_count=50, derandomize=examples == 10)
-    run_state_machine_as_test(JournalStates, settings=chosen)
+    stateful.run_state_machine_as_test(JournalStates, settings=chosen)

@@ -48,10 +48,9 @@ def begin(feeding: Feeding, step: int, version: int = 1) -> Evaluate:
     return Evaluate(**asdict(feeding.journal.begin_evaluation(step, version)))
 
 
-def lines(path: Path) -> list[tuple[int, int, int, int, int]]:
-    return [
-        (one.step, one.rollouts, one.verdicts, one.resolved, one.errors) for one in read_evaluations(path)
-    ]
+def lines(path: Path) -> list[tuple[int, ...]]:
+    found = read_evaluations(path)
+    return [(one.step, one.rollouts, one.verdicts, one.resolved, one.errors) for one in found]
 
 
 def of(feeding: Feeding) -> dict[str, str]:

@@ -166,12 +166,8 @@ def test_training_that_cannot_be(feed: Make, tmp_path: Path, gone: bool) -> None
         feeding.rollouts.engine = None
     feeding.start()
     assert isinstance(feeding.problem, ConfigError)
-    said = (
-        "'gone__task-1', which is not among its tasks: give the same"
-        if gone
-        else "leave out --mode black-box"
-    )
-    assert said in str(feeding.problem)
+    missing = "'gone__task-1', which is not among its tasks: give the same"
+    assert (missing if gone else "leave out --mode black-box") in str(feeding.problem)
 
 
 def test_tokens_of_a_lost_try_make_no_rollout_stale(feed: Make) -> None:

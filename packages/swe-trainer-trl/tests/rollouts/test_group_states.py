@@ -10,16 +10,9 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import settings
+from hypothesis import settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from swe_core.api.records import Rollout
 from swe_core.errors import SweError
@@ -57,9 +50,10 @@ class GroupStates(RuleBasedStateMachine):
         servers=st.integers(1, 2),
     )
     def begin(self, keep: bool, servers: int, **options: Any) -> None:
-        self.options = FeedOptions(
-            **options, keep_without_spread=keep, give_up_after=10**6, shuffle=True, seed=3
-        )
+        options["keep_without_spread"] = keep
+        self.options = FeedOptions(**options, give_up_after=10**6, shuffle=True, seed=3)
+        names = ("max_staleness", "min_scored", "keep_without_spread", "overlong")
+        self.judged = {name: options[name] for name in names}
         self.path = Path(tempfile.mkdtemp(dir=MEMORY))
         self.feeding = Feeding(self.path, self.options, servers=servers)
         self.alive = set(self.feeding.servers)
@@ -107,14 +101,7 @@ class GroupStates(RuleBasedStateMachine):
             if all(one.member is not None for one in mine):
                 del self.open[group]
                 members = [one.member for one in mine if one.member is not None]
-                assessed = assess(
-                    members,
-                    update=self.version,
-                    max_staleness=self.options.max_staleness,
-                    min_scored=self.options.min_scored,
-                    keep_without_spread=self.options.keep_without_spread,
-                    overlong=self.options.overlong,
-                )
+                assessed = assess(members, update=self.version, **self.judged)
                 self.closed[group] = members, assessed
                 if not assessed.rows:
                     self.in_flight.discard(group)
@@ -304,8 +291,6 @@ class GroupStates(RuleBasedStateMachine):
 
     @invariant()
     def same_groups(self) -> None:
-        if not hasattr(self, "feeding"):
-            return
         journal = self.feeding.journal
         assert self.feeding.problem is None
         assert not self.feeding.task.done()
@@ -320,8 +305,6 @@ class GroupStates(RuleBasedStateMachine):
     @invariant()
     def same_rollouts(self) -> None:
         """As many run as there are slots for, each attempt once, and none without a server."""
-        if not hasattr(self, "feeding"):
-            return
         running = self.running()
         assert running.keys() == self.feeding.rollouts.running.keys()
         left = [one for mine in self.open.values() for one in mine if one.member is None]
@@ -332,8 +315,6 @@ class GroupStates(RuleBasedStateMachine):
 
     @invariant()
     def same_rows(self) -> None:
-        if not hasattr(self, "feeding"):
-            return
         ready = {group.id: group for group in self.feeding.journal.ready(limit=999)}
         assert ready.keys() == self.waiting()
         lines = {line.group: line for line in read_groups(self.path)}
@@ -352,19 +333,15 @@ class GroupStates(RuleBasedStateMachine):
 
 def rounded(line: ClosedGroup) -> dict[str, Any]:
     """The order of a sum changes its last digit."""
-    members = [
-        one.model_copy(update={"advantage": one.advantage and round(one.advantage, 9)})
-        for one in line.members
-    ]
-    return line.model_copy(update={"members": tuple(members)}).model_dump()
+    found = line.model_dump()
+    for one in found["members"]:
+        one["advantage"] = one["advantage"] and round(one["advantage"], 9)
+    return found
 
 
 def facts(member: Member) -> tuple[Any, ...]:
     tokens = sum(len(chain.input_ids) for chain in member.chains)
-    return (
-        *(member.rollout_id, member.reward, member.oldest, member.newest, member.overlong),
-        tokens,
-    )
+    return member.rollout_id, member.reward, member.oldest, member.newest, member.overlong, tokens
 
 
 def _full(*_: object) -> None:
@@ -375,4 +352,4 @@ def _full(*_: object) -> None:
 def test_groups_are_those_of_a_plain_model(examples: int) -> None:
     """The few examples are always the same ones."""
     chosen = settings(max_examples=examples, stateful_step_count=40, derandomize=examples == 8)
-    run_state_machine_as_test(GroupStates, settings=chosen)
+    stateful.run_state_machine_as_test(GroupStates, settings=chosen)

@@ -37,20 +37,17 @@ def names(count: int) -> list[str]:
     return [str(number) for number in range(count)]
 
 
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "fitting"),
-    [(32, 8, [1, 2, 4, 8, 16]), (40, 10, [1, 2, 5, 10])],
-)
-def test_heads_of_keys_and_values_are_divided_too(heads: int, kv_heads: int, fitting: list[int]) -> None:
+@pytest.mark.parametrize(("heads", "kv_heads", "fits"), [(32, 8, [1, 2, 4, 8, 16]), (40, 10, [1, 2, 5, 10])])
+def test_heads_of_keys_and_values_are_divided_too(heads: int, kv_heads: int, fits: list[int]) -> None:
     """As vLLM asserts for Llama and Qwen3; 40 and 10 heads are those of Phi-4."""
     from swe_trainer_trl.server.gpus import divides
 
-    assert [size for size in range(1, 17) if divides(size, heads, kv_heads)] == fitting
+    assert [size for size in range(1, 17) if divides(size, heads, kv_heads)] == fits
     demand = {"tensor_parallel": 8, "heads": heads, "kv_heads": kv_heads}
     got = split(names(9), demand=demand)
-    assert len(got.server) in fitting
+    assert len(got.server) in fits
     said = f"is 3, but .* {heads} attention heads and {kv_heads} of keys and values"
-    with pytest.raises(ConfigError, match=f"{said}, .* use one of {', '.join(map(str, fitting))}$"):
+    with pytest.raises(ConfigError, match=f"{said}, .* use one of {', '.join(map(str, fits))}$"):
         split(names(4), tensor_parallel=3, demand=demand)
 
 

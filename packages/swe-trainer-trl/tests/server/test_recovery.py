@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
 from swe_core.errors import EngineUnavailable, SweError
+from swe_testing import waiting
 from swe_testing.ports import held_port
 from swe_testing.serving.start import missing
 from swe_trainer_trl.config import ServerOptions
@@ -77,21 +80,14 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    world = World()
-    monkeypatch.setattr("swe_trainer_trl.server.recovery._EVERY", 0.002)
-    monkeypatch.setattr(
-        "swe_trainer_trl.server.recovery.dead", lambda url: "it is gone" if url in world.dead else None
-    )
+    world, module = World(), "swe_trainer_trl.server.recovery"
+    monkeypatch.setattr(f"{module}._EVERY", 0.002)
+    monkeypatch.setattr(f"{module}.dead", lambda url: "it is gone" if url in world.dead else None)
     return world
 
 
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
+until = partial(anyio.run, waiting.until)
+"""Wait for what no event tells."""
 THEIRS: dict[str, Any] = {A: None, B: None}
 
 
@@ -213,12 +209,11 @@ def test_only_new_weights_begin_the_count_of_restarts_anew(world: World, new: bo
 
 
 @dataclass
-class Bench:
-    """A stub of a server, its guard, and what that said."""
+class Bench(World):
+    """The world of a stub of a server."""
 
-    port: int
-    log: Path
-    said: list[str] = field(default_factory=list)
+    port: int = 0
+    log: Path = Path()
 
     def server(self, command: list[str] | None = None) -> VLLMServer:
         from swe_trainer_trl.server.vllm_server import VLLMServer
@@ -227,16 +222,11 @@ class Bench:
         return VLLMServer(url, "m", self.log, command or stub(self.port), os.environ, PATIENCE)
 
     @contextmanager
-    def guarded(self, server: VLLMServer) -> Iterator[ServerRecovery]:
+    def serving(self, server: VLLMServer) -> Iterator[ServerRecovery]:
         """The recovery of a server that was started."""
-        from swe_trainer_trl.server.recovery import ServerRecovery
-
-        def told(what: str) -> Callable[[str], None]:
-            return lambda url: self.said.append(what)
-
         try:
             server.start()
-            with ServerRecovery({server.url: server}, ServerOptions(), told("lost"), told("back")) as guard:
+            with self.guarded({server.url: server}) as guard:
                 yield guard
         finally:
             server.close()
@@ -245,21 +235,22 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr("swe_trainer_trl.server.recovery._EVERY", 0.02)
-    return Bench(held_port(), tmp_path / "server.log")
+    return Bench(port=held_port(), log=tmp_path / "server.log")
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGUSR1])
 def test_started_server_is_restarted_and_needs_weights(bench: Bench, sent: signal.Signals) -> None:
     """Also one that says 503 from now on and never ends, as where vLLM's engine has died."""
-    with bench.guarded(bench.server()) as guard:
+    server = bench.server()
+    with bench.serving(server) as guard:
         assert guard.wait() == 0
         guard.has_weights(0, new=True)
         os.kill(started_as(bench.log), sent)
         until(lambda: guard.needs_weights)
-        assert bench.said == ["lost"]
+        assert bench.said == [f"lost {server.url}"]
         guard.has_weights(guard.wait(), new=True)
         assert not guard.needs_weights
-    assert bench.said == ["lost", "back"]
+    assert bench.said == [f"lost {server.url}", f"back {server.url}"]
 
 
 def test_end_does_not_wait_for_a_start(bench: Bench) -> None:
@@ -268,9 +259,8 @@ def test_end_does_not_wait_for_a_start(bench: Bench) -> None:
     script = f"import os, sys, time\nif os.path.exists({str(once)!r}):\n    time.sleep(1e6)\n"
     script += f"open({str(once)!r}, 'w')\nos.execv(sys.executable, sys.argv[1:])"
     server = bench.server([sys.executable, "-c", script, *stub(bench.port)])
-    with bench.guarded(server):
+    with bench.serving(server):
         os.kill(started_as(bench.log), signal.SIGKILL)
-        until(lambda: bench.said == ["lost"])
+        until(lambda: bench.said == [f"lost {server.url}"])
         until(lambda: server.died() is None)
     assert server.died() is not None
-    assert [thread.name for thread in threading.enumerate() if thread.name == "swe-guard"] == []

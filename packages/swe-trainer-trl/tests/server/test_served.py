@@ -44,9 +44,7 @@ class Replica:
             model = {"dtype": self.dtype, "quantization": self.quantization}
             return {"vllm_config": {"lora_config": self.lora, "model_config": model}}
         self.asked.append(body)
-        entries = [
-            {str(token): {"logprob": -token / 10 + self.shift, "rank": 1}} for token in body["prompt"][1:]
-        ]
+        entries = [{str(id): {"logprob": -id / 10 + self.shift, "rank": 1}} for id in body["prompt"][1:]]
         return {"choices": [{"prompt_logprobs": [None, *entries]}]}
 
 
@@ -63,11 +61,7 @@ ADAPTERS = {"max_lora_rank": 8, "max_loras": 6}
 @pytest.mark.parametrize(
     ("one", "other", "says"),
     [
-        (
-            Replica(),
-            Replica(dtype="half"),
-            r"differ in their dtype \('torch.float32' and 'half'\): start both with",
-        ),
+        (Replica(), Replica(dtype="half"), r"their dtype \('torch.float32' and 'half'\): start both with"),
         (Replica(), Replica(lora=ADAPTERS), r"differ in their --max-lora-rank \(None and 8\): start both"),
         (Replica(lora=ADAPTERS), Replica(lora={**ADAPTERS, "max_loras": 1}), r"--max-loras \(6 and 1\)"),
         (Replica(), Replica(status=404), "does not say at /v1/models"),

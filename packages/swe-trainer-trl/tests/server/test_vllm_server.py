@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import httpx
 import pytest
 from hypothesis import given
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 from swe_core.errors import ConfigError, EngineUnavailable, SweError
 from swe_testing.ports import held_port
 from swe_testing.serving.start import missing, obstacle
+from swe_testing.waiting import until
 from swe_trainer_trl import launch
 from swe_trainer_trl.config import ServerOptions, TRLConfig
 
@@ -48,9 +50,8 @@ def flags(
     from swe_trainer_trl.server.vllm_server import server_arguments
 
     args, layout = SimpleNamespace(**ARGUMENTS | changed), GPULayout(gpus[:1], gpus[1])
-    return server_arguments(
-        "org/model", args, config or TRLConfig(), gpus=layout, lora_rank=lora_rank, port=8123
-    )
+    config = config or TRLConfig()
+    return server_arguments("org/model", args, config, gpus=layout, lora_rank=lora_rank, port=8123)
 
 
 def value(of: list[str], flag: str) -> str | None:
@@ -61,6 +62,7 @@ def value(of: list[str], flag: str) -> str | None:
 HERE = {"--model": "org/model", "--served-model-name": "org/model", "--host": "127.0.0.1", "--port": "8123"}
 UNSET = dict.fromkeys(("--max-model-len", "--trust-remote-code", "--tensor-parallel-size"))
 HALF = {"dtype": "bfloat16"}
+NAMED = {**HALF, "revision": "a"}
 
 
 def serving(**server: Any) -> TRLConfig:
@@ -82,12 +84,7 @@ def serving(**server: Any) -> TRLConfig:
         (CPU, None, {"lora_rank": 8}, {"--dtype": "float32"}),
         (ONE, serving(dtype="bfloat16"), {"lora_rank": 8}, {"--dtype": "bfloat16"}),
         # the model as the trainer loads it, unless the user says more
-        (
-            TWO,
-            None,
-            {"model_init_kwargs": {**HALF, "revision": "a"}},
-            {"--dtype": "bfloat16", "--revision": "a"},
-        ),
+        (TWO, None, {"model_init_kwargs": NAMED}, {"--dtype": "bfloat16", "--revision": "a"}),
         (TWO, serving(dtype="float16"), {"model_init_kwargs": HALF}, {"--dtype": "float16"}),
         (TWO, serving(args=("--dtype", "half")), {}, {"--dtype": "half"}),
         (TWO, serving(gpu_memory_utilization=0.7), {}, {"--gpu-memory-utilization": "0.7"}),
@@ -211,10 +208,7 @@ def served(command: list[str], log: Path, port: int, timeout: float = 120) -> It
 
 def started_as(log: Path) -> int:
     """The pid that a stub writes into its log once it can be asked."""
-    deadline = time.monotonic() + 120
-    while not log.read_text().endswith("\n"):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    anyio.run(until, lambda: log.read_text().endswith("\n"))
     return int(log.read_text().split()[-1])
 
 

@@ -33,6 +33,7 @@ def made(grpo: dict[str, Any] | None = None, config: TRLConfig | None = None, **
 
 
 CISPO = {"loss_type": "cispo"}
+KL = {"loss": {"beta": 0.1}}
 CORRECTED = {"vllm_importance_sampling_correction": True}
 
 
@@ -120,10 +121,7 @@ def test_default_groups_ahead_follow_the_concurrency(
         ({"loss": {"delta": 1.2}}, ["worker.trl.loss.delta is 1.2, but must be above 1.2"]),
         ({"loss": {"delta": 1.25}, "grpo": {"epsilon_high": 0.28}}, ["must be above 1.28"]),
         ({"grpo": {"epsilon": -0.2}}, ["worker.trl.grpo.epsilon is -0.2"]),
-        (
-            {"loss": {"beta": 0.1}, "weight_sync": "disk", "lora": {"bias": "all"}},
-            ["bias is 'all', which trains"],
-        ),
+        ({**KL, "weight_sync": "disk", "lora": {"bias": "all"}}, ["bias is 'all', which trains"]),
     ],
 )
 def test_settings_that_are_refused(config: dict[str, Any], words: list[str]) -> None:
@@ -136,7 +134,7 @@ def test_variants_need_trl_that_packs_trees(monkeypatch: pytest.MonkeyPatch) -> 
     """Before, rows are laid out in another way."""
     monkeypatch.setattr("swe_trainer_trl.trainer.arguments.packing_module", None)
     made()
-    config = TRLConfig.model_validate({"loss": {"beta": 0.1}})
+    config = TRLConfig.model_validate(KL)
     assert "has its own loss only: pip install 'trl==1.16.0'" in refused(lambda: made(config=config))
 
 

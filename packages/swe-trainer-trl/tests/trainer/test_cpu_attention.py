@@ -36,12 +36,9 @@ def one_segment(query, key, value, scale, window):
 
     shared = query.shape[1] // key.shape[1]
     key, value = (tensor.repeat_interleave(shared, dim=1) for tensor in (key, value))
-    first = len(key) - len(query)
+    places = range(len(key) - len(query), len(key))  # of the queries among the keys
     mask = torch.tensor(
-        [
-            [j <= i + first and (window < 0 or j >= i + first - window) for j in range(len(key))]
-            for i in range(len(query))
-        ]
+        [[j <= i and (window < 0 or j >= i - window) for j in range(len(key))] for i in places]
     )
     query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
     return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale).transpose(0, 1)

@@ -42,9 +42,8 @@ class Server:
         self.asked: list[str] = []
         self.loaded: list[dict[str, torch.Tensor]] = []
         self.files: list[list[str]] = []
-        self.answers: dict[str, tuple[int, bytes] | None] = {
-            "/reset_prefix_cache": (200, b'{"success":true}')
-        }
+        self.answers: dict[str, tuple[int, bytes] | None] = {}
+        self.answers["/reset_prefix_cache"] = 200, b'{"success":true}'
         self.held: dict[str, threading.Event] = {}
         self.server = stack.enter_context(replying(self.reply))
         self.url = self.server.url
@@ -230,9 +229,8 @@ def test_sync_that_fails_here_leaves_no_server_paused(server, transfer, tmp_path
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size or before[0], before[1]))
     try:
-        with pytest.raises(
-            (RuntimeError, SweError), match=fails or r"cannot be written to .*: make room there"
-        ):
+        said = fails or r"cannot be written to .*: make room there"
+        with pytest.raises((RuntimeError, SweError), match=said):
             transfer.send_weights(stream())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -41,11 +41,9 @@ def cut(
 
     module, left = compat.trainer_module, [] if left is None else left
     rows = source(count, ends=most == 99)
-    planner = (
-        module.TokenBudgetBatcher(rows, processes, budget, {})
-        if budget
-        else module.FixedCountBatcher(rows, processes, size)
-    )
+    planner = module.FixedCountBatcher(rows, processes, size)
+    if budget:
+        planner = module.TokenBudgetBatcher(rows, processes, budget, {})
     return [
         sorted(int(row["input_ids"][0]) for of_process in batch for row in of_process.samples)
         for batch in EndingBatches(planner, lambda: most, left.extend)
@@ -95,9 +93,8 @@ def trained(tiny_model: Path, tmp_path: Path) -> Any:
             steps = [step for (step,) in db.execute("SELECT step FROM rows ORDER BY id")]
         journal.close()
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-        return steps, [
-            values for values in (json.loads(line)["values"] for line in lines) if "loss" in values
-        ]
+        logged = [json.loads(line)["values"] for line in lines]
+        return steps, [values for values in logged if "loss" in values]
 
     return train
 

@@ -36,9 +36,8 @@ def refuse(name: str, options: dict[str, Any]) -> None:
 
 def test_mixture_of_experts_is_refused_and_a_dense_model_is_taken() -> None:
     for name, options, count in MIXTURES:
-        with pytest.raises(
-            ConfigError, match=rf"^the model is a mixture of {count} experts \(.*train a dense model$"
-        ):
+        said = rf"^the model is a mixture of {count} experts \(.*train a dense model$"
+        with pytest.raises(ConfigError, match=said):
             refuse(name, options)
     for name, options in DENSE:
         refuse(name, options)

@@ -47,11 +47,8 @@ def sampled(item: Item) -> list[float]:
 
 
 def as_samples(items: list[Item]) -> list[Batch]:
-    names = ("input_ids", "completion_mask", "old_log_probs")
-    return [
-        {**{name: getattr(item.sample, name) for name in names}, "advantage": item.advantage}
-        for item in items
-    ]
+    names = ("input_ids", "completion_mask", "old_log_probs", "advantage")
+    return [{name: getattr(item.sample, name) for name in names} for item in items]
 
 
 def tree(ranks: list[list[Item]]) -> Batch:

@@ -23,9 +23,8 @@ def checkpoint(path: Path, names: list[str]) -> Path:
 def test_checkpoint_of_another_sharding_is_refused(names, sharded, was, tmp_path):
     path = checkpoint(tmp_path, names)
     check_sharding(path, not sharded)
-    with pytest.raises(
-        ConfigError, match=f"with worker.trl.sharding = '{was}', which a resume cannot change"
-    ):
+    said = f"with worker.trl.sharding = '{was}', which a resume cannot change"
+    with pytest.raises(ConfigError, match=said):
         check_sharding(path, sharded)
 
 

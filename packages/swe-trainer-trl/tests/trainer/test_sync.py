@@ -115,11 +115,8 @@ def test_weights_have_the_types_that_were_announced(tiny_model: Path, tmp_path: 
     from ..two_steps import Worker, trainer_of
 
     journal = Journal(tmp_path / "train.sqlite")
-    kept = {"dtype": "bfloat16"}
-    worker = Worker([], journal)
-    trainer = trainer_of(
-        worker, journal, str(tiny_model), tmp_path, None, model_init_kwargs=kept, max_steps=1
-    )
+    kept: dict[str, Any] = {"model_init_kwargs": {"dtype": "bfloat16"}, "max_steps": 1}
+    trainer = trainer_of(Worker([], journal), journal, str(tiny_model), tmp_path, None, **kept)
     trainer.model.float()
     sent = dict(trainer._streaming_iter())
     journal.close()
