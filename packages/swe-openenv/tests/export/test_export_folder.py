@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import tomllib
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,14 +20,8 @@ from .exporting import exported, openenv_cli
 
 FILES = {
     *("README.md", "__init__.py", "client.py", "models.py", "openenv.yaml", "pyproject.toml"),
-    *(
-        "server/Dockerfile",
-        "server/__init__.py",
-        "server/app.py",
-        "server/env.toml",
-        "server/requirements.txt",
-    ),
-    "validation/runtime.json",
+    *("server/Dockerfile", "server/__init__.py", "server/app.py", "server/env.toml"),
+    *("server/requirements.txt", "validation/runtime.json"),
 }
 
 
@@ -60,15 +55,13 @@ def test_static_validation_passes(folder: Path) -> None:
 @pytest.mark.slow
 async def test_push_takes_the_folder(folder: Path, local_hf: LocalHF) -> None:
     environment = local_hf.environment()
-    done = await anyio.to_thread.run_sync(
-        lambda: openenv_cli("push", str(folder), "--repo-id", "tester/swe-env", env=environment)
-    )
+    push = partial(openenv_cli, "push", str(folder), "--repo-id", "tester/swe-env", env=environment)
+    done = await anyio.to_thread.run_sync(push)
     assert done.returncode == 0, done.stdout + done.stderr
     from huggingface_hub import HfApi
 
-    pushed = await anyio.to_thread.run_sync(
-        lambda: HfApi().list_repo_files("tester/swe-env", repo_type="space")
-    )
+    listing = partial(HfApi().list_repo_files, "tester/swe-env", repo_type="space")
+    pushed = await anyio.to_thread.run_sync(listing)
     moved = {"Dockerfile": "server/Dockerfile"}
     assert {moved.get(name, name) for name in pushed} - {".gitattributes"} == FILES
 
@@ -89,9 +82,8 @@ def test_settings_files_and_requirements_are_in_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(
-        "from swe_core import hookimpl\n@hookimpl\ndef swe_rollout_finished(rollout): pass\n"
-    )
+    hook = "from swe_core import hookimpl\n@hookimpl\ndef swe_rollout_finished(rollout): pass\n"
+    Path("mine.py").write_text(hook)
     Path("deep").mkdir()
     Path("deep/replies.jsonl").write_text('{"anything": 1}\n')
     text = '[run]\nplugins = ["pi"]\nextra_plugins = ["mine.py"]\nrecording = "deep/replies.jsonl"\n'

@@ -65,9 +65,8 @@ def test_probe_of_the_manifest_is_rewarded_and_main_serves(
     tmp_path: Path, interactive: str, action: dict[str, str]
 ) -> None:
     settings = tmp_path / "env.toml"
-    settings.write_text(
-        "[sandbox.local]\nunisolated = true\n[worker.openenv]\ninteractive = " + interactive + "\n"
-    )
+    worker = f"[worker.openenv]\ninteractive = {interactive}\n"
+    settings.write_text(f"[sandbox.local]\nunisolated = true\n{worker}")
     folder = tmp_path / "swe_env"
     assert exported(str(folder), "--config", str(settings)).exit_code == 0
     probe = json.loads((folder / "validation" / "runtime.json").read_text())

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from swe_core import (
-    AgentContext,
-    AgentSpec,
-    Component,
-    Grade,
-    Graded,
-    Grader,
-    SandboxProvider,
-    SandboxSpec,
-    Task,
-    hookimpl,
-)
+from swe_core import AgentContext, AgentSpec, Component, hookimpl
+from swe_core.api.grader import Grade, Graded, Grader
+from swe_core.api.sandbox import SandboxProvider, SandboxSpec
+from swe_core.api.task import Task
 
 TALK = """
 import json, os, urllib.request
@@ -54,9 +46,6 @@ class Script(AgentSpec):
 class Says:
     """Grades by whether the agent left its file; no sandbox is needed for that."""
 
-    def __init__(self, config: object) -> None:
-        """Take no settings."""
-
     async def grade(
         self, task: Task, patch: bytes, provider: SandboxProvider, spec: SandboxSpec, timeout: float
     ) -> Graded:
@@ -77,4 +66,4 @@ def swe_agents() -> Iterable[Component[AgentSpec]]:
 
 @hookimpl
 def swe_graders() -> Iterable[Component[Grader]]:
-    return [Component("says", Says)]
+    return [Component("says", lambda config: Says())]

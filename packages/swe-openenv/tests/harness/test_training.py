@@ -47,6 +47,12 @@ def settings(folder: Path, server: TokenServer) -> list[str]:
     ]
 
 
+def python(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a program of Python in a folder."""
+    command, env = [sys.executable, *words], {**os.environ, **FRUGAL}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
+
+
 def train(folder: Path, server: TokenServer, rollouts: dict[str, Any], steps: int) -> list[dict[str, Any]]:
     """Train into `folder`, and return the rows that reached the trainer."""
     grpo: dict[str, Any] = dict.fromkeys(("num_generations", "max_inflight_tasks"), GROUP)
@@ -55,15 +61,7 @@ def train(folder: Path, server: TokenServer, rollouts: dict[str, Any], steps: in
     grpo |= {"token_budget": 0, "max_staleness": 4, "learning_rate": 1e-3, "save_steps": 1}
     grpo |= {"save_total_limit": 10, "report_to": "none", "use_cpu": True, "bf16": False}
     out, rows = folder / "run", folder / "rows.json"
-    done = subprocess.run(
-        [sys.executable, DRIVER, EXAMPLE, server.directory, *map(json.dumps, (rollouts, grpo)), out, rows],
-        env={**os.environ, **FRUGAL},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = python(folder, DRIVER, EXAMPLE, server.directory, *map(json.dumps, (rollouts, grpo)), out, rows)
     assert done.returncode == 0, done.stderr[-6000:]
     taken: list[dict[str, Any]] = json.loads(rows.read_text())
     return taken
@@ -90,22 +88,14 @@ def difference(models: list[Any], row: dict[str, Any]) -> float:
 
 
 def key(ids: Any, mask: Any, given: Any) -> tuple[Any, ...]:
-    return (
-        tuple(map(int, ids)),
-        tuple(int(bit) for bit in mask),
-        tuple(float(np.float32(value)) for value in given),
-    )
+    return tuple(map(int, ids)), tuple(map(int, mask)), tuple(float(np.float32(value)) for value in given)
 
 
 def chains(out: Path) -> list[Chain]:
     """All rows of the rollouts with a verdict that have something to train."""
     run = RunDirectory.open(out)
-    found = [
-        chain
-        for rollout in run.rollouts()
-        if rollout.reward is not None
-        for chain in chains_of(run.turns(rollout.id))
-    ]
+    scored = [rollout for rollout in run.rollouts() if rollout.reward is not None]
+    found = [chain for rollout in scored for chain in chains_of(run.turns(rollout.id))]
     return [chain for chain in found if chain.completion_mask.any()]
 
 
@@ -162,15 +152,7 @@ if __name__ == "__main__":
 def test_wrong_setting_ends_the_worker_at_its_start(tiny_model: Path, tmp_path: Path) -> None:
     program = tmp_path / "wrong.py"
     program.write_text(WRONG)
-    done = subprocess.run(
-        [sys.executable, program, tiny_model],
-        env={**os.environ, **FRUGAL},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = python(tmp_path, program, tiny_model)
     assert "the agent 'oracle' makes no LLM calls, so there is nothing to train" in done.stderr
     assert "RuntimeError: AsyncRolloutWorker child exited during init" in done.stderr
     assert not (tmp_path / "runs").exists()

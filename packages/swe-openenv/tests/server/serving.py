@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from openenv.core.generic_client import GenericEnvClient
 
@@ -18,6 +19,7 @@ from swe_core.run.execute import open_run
 from swe_openenv.config import ServerConfig
 from swe_openenv.plans import begun, load_plan, observe
 from swe_openenv.server.worker import serve_episodes
+from swe_testing.waiting import until
 
 BASIC = ("run.plugins=[]", "sandbox.local.unisolated=true")
 
@@ -56,9 +58,5 @@ def serving(out: Path, sets: Sequence[str] = (), key: str | None = None, **confi
                 task.cancel()
 
 
-def wait_until(happened: Callable[[], object]) -> None:
-    """Wait for what no event tells."""
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.005)
+wait_until = partial(anyio.run, until)
+"""Wait for what no event tells."""

@@ -16,7 +16,7 @@ from swe_core.errors import SandboxError
 from swe_core.rollout.run_directory import RunDirectory
 
 from .serving import Served, serving, wait_until
-from .test_server import TASKS, ask, call, exchange, reset, step
+from .test_server import JSON, TASKS, ask, call, exchange, reset, step
 
 SUBMIT = step(type="submit")
 
@@ -174,13 +174,12 @@ def test_episode_that_its_client_names_again_is_kept(interactive: Served) -> Non
 
 
 def test_submit_counts_even_if_the_client_does_not_wait(interactive: Served) -> None:
+    name = {"episode_id": "hasty"}
     with httpx.Client(base_url=interactive.url, timeout=60) as http:
-        http.post("/reset", json={"episode_id": "hasty", "index": 0})
-        soon = http.post(
-            "/step", json={"action": {"type": "submit"}, "episode_id": "hasty", "timeout_s": 0.001}
-        ).json()
+        http.post("/reset", json={**name, "index": 0})
+        soon = http.post("/step", json={**name, "action": {"type": "submit"}, "timeout_s": 0.001}).json()
         assert soon["observation"]["status"] == "running"
-        late = http.post("/step", json={"action": {"type": "exec", "command": "ls"}, "episode_id": "hasty"})
+        late = http.post("/step", json={**name, "action": {"type": "exec", "command": "ls"}})
         assert (late.status_code, "has ended" in late.json()["detail"]) == (400, True)
         wait_until(lambda: interactive.outcomes.get("hasty") == "unresolved")
 
@@ -222,8 +221,6 @@ def test_abandoned_episode_never_gets_its_turn(tmp_path: Path) -> None:
 def test_text_that_no_program_takes_is_refused(interactive: Served) -> None:
     exec_, read = {"type": "exec"}, {"type": "read"}
     for action in ({**exec_, "command": "a\0b"}, {**exec_, "command": "\ud800"}, {**read, "path": "\ud800"}):
-        body = {"action": action, "episode_id": "any"}
-        answer = httpx.post(
-            f"{interactive.url}/step", content=json.dumps(body), headers={"Content-Type": "application/json"}
-        )
+        body = json.dumps({"action": action, "episode_id": "any"})
+        answer = httpx.post(f"{interactive.url}/step", content=body, headers=JSON)
         assert answer.status_code in (400, 422), answer.text

@@ -24,6 +24,7 @@ from .serving import Served, serving, wait_until
 
 TASKS = [task.instance_id for task in DemoSource().tasks()]
 RUN = {"type": "run_agent"}
+JSON = {"Content-Type": "application/json"}
 
 
 def ask(socket: ClientConnection, message: Any) -> dict[str, Any]:
@@ -319,7 +320,7 @@ def test_http_request_with_bad_values_is_refused(served: Served) -> None:
         ("/reset", '{"self": 1}'),
         ("/step", '{"action": {"type": "jump"}}'),
     ):
-        answer = httpx.post(f"{served.url}{path}", content=body, headers={"Content-Type": "application/json"})
+        answer = httpx.post(f"{served.url}{path}", content=body, headers=JSON)
         assert answer.status_code in (400, 422), answer.text
         assert "detail" in answer.json()
         assert "Traceback" not in answer.text
