@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-import docker
+import os
+import tempfile
+from collections.abc import Collection
+from contextlib import closing
+from pathlib import Path
 
-from swe_core.api.sandbox import Sandbox
+import docker
+import pytest
+
+from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from swe_core.system.process_owner import LABEL, current_owner
+from swe_sandbox_docker.address import resolve
 
 
 async def sh(sandbox: Sandbox, script: str, code: int = 0, cwd: str | None = None) -> str:
@@ -19,6 +27,24 @@ def containers_of_this_process(engine: docker.APIClient) -> list[str]:
     """The ids of the containers that this process has on an engine."""
     found = engine.containers(all=True, filters={"label": f"{LABEL}={current_owner()}"})
     return [entry["Id"] for entry in found]
+
+
+def socket_directories(pid: int) -> list[str]:
+    """Those of one process; others may have theirs at the same time."""
+    owners = Path(tempfile.gettempdir()).glob("swe-docker-*/owner")
+    return [str(path) for path in owners if f"/{pid}/" in path.read_text()]
+
+
+class OnAnEngine:
+    """What the suites of all sandboxes need to run on an engine."""
+
+    @pytest.fixture
+    def spec(self, spec: SandboxSpec) -> SandboxSpec:
+        return spec
+
+    def leftovers(self, provider: SandboxProvider) -> Collection[str]:
+        with closing(docker.APIClient(base_url=resolve().url, version="auto")) as engine:
+            return containers_of_this_process(engine) + socket_directories(os.getpid())
 
 
 def gone_owner() -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import docker
 import pytest
 from pydantic import ValidationError
 
-from swe_core.api.sandbox import Asset, SandboxProvider, SandboxSpec
+from swe_core.api.sandbox import Asset, SandboxSpec
 from swe_core.errors import ConfigError
 from swe_core.system.process_owner import LABEL, current_owner
 from swe_sandbox_docker import sharing
@@ -26,8 +25,7 @@ from swe_testing.sandbox.files import FileTests
 from swe_testing.sandbox.lifecycle import LifecycleTests
 from swe_testing.sandbox.network import NetworkTests
 
-from .helpers import containers_of_this_process, gone_owner, sh
-from .test_docker_sandbox import socket_directories
+from .helpers import OnAnEngine, containers_of_this_process, gone_owner, sh
 
 
 @pytest.fixture
@@ -38,20 +36,12 @@ def elsewhere(docker_engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.docker
-class TestDockerElsewhere(FileTests, NetworkTests, LifecycleTests):
+class TestDockerElsewhere(OnAnEngine, FileTests, NetworkTests, LifecycleTests):
     """What differs of that which every sandbox must do: the pull relay, and files in volumes."""
 
     @pytest.fixture
     def provider(self, elsewhere: None) -> DockerProvider:
         return DockerProvider(DockerConfig())
-
-    @pytest.fixture
-    def spec(self, spec: SandboxSpec) -> SandboxSpec:
-        return spec
-
-    def leftovers(self, provider: SandboxProvider) -> Collection[str]:
-        with closing(docker.APIClient(base_url=resolve().url, version="auto")) as client:
-            return containers_of_this_process(client) + socket_directories(os.getpid())
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,11 @@ import anyio
 import docker
 import pytest
 from anyio.abc import ByteStream
+from docker import APIClient
 
-from swe_core.api.sandbox import Asset, SandboxProvider, SandboxSpec
+from swe_core.api.sandbox import Asset, SandboxSpec
 from swe_core.errors import PolicyRefused, SandboxBroken, SandboxDied, SandboxError
 from swe_core.system.process_owner import LABEL
-from swe_sandbox_docker.address import resolve
 from swe_sandbox_docker.client import EngineLimits
 from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.container import require_limits
@@ -28,12 +27,12 @@ from swe_sandbox_docker.process import DockerProcess
 from swe_sandbox_docker.provider import DockerProvider
 from swe_testing.sandbox import SandboxConformance
 
-from .helpers import containers_of_this_process, sh
+from .helpers import OnAnEngine, sh, socket_directories
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 
-class TestDocker(SandboxConformance):
+class TestDocker(OnAnEngine, SandboxConformance):
     """What every sandbox must do."""
 
     limits_disk = False  # unless its storage has quotas, the engine bounds each file: `notes` says so
@@ -41,15 +40,6 @@ class TestDocker(SandboxConformance):
     @pytest.fixture
     def provider(self, docker_engine: str) -> DockerProvider:
         return DockerProvider(DockerConfig())
-
-    @pytest.fixture
-    def spec(self, spec: SandboxSpec) -> SandboxSpec:
-        return spec
-
-    def leftovers(self, provider: SandboxProvider) -> Collection[str]:
-        engine = docker.APIClient(base_url=resolve().url, version="auto")
-        with closing(engine):
-            return containers_of_this_process(engine) + socket_directories(os.getpid())
 
 
 @pytest.fixture
@@ -64,7 +54,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 async def test_container_is_made_as_asked(
-    provider: DockerProvider, spec: SandboxSpec, engine: docker.APIClient
+    provider: DockerProvider, spec: SandboxSpec, engine: APIClient
 ) -> None:
     labels = {"task": "demo-1", LABEL: "somebody else"}
     update = {"cpus": 0.5, "labels": labels, "env": {"A": "b"}}
@@ -117,10 +107,8 @@ async def test_engine_without_limits_is_refused(docker_engine: str, spec: Sandbo
             refused()
 
 
-@pytest.fixture(
-    params=["root", *(pytest.param(one, marks=pytest.mark.slow) for one in ("games", "4711:4711"))]
-)
-def user_image(request: pytest.FixtureRequest, docker_image: str, engine: docker.APIClient) -> Iterator[str]:
+@pytest.fixture(params=["root", "games", "4711:4711"])
+def user_image(request: pytest.FixtureRequest, docker_image: str, engine: APIClient) -> Iterator[str]:
     """The image, made for a user: root, one of /etc/passwd, or one that no file names."""
     container = engine.create_container(docker_image)["Id"]
     name = f"swe-core-test-{os.getpid()}-{request.param.split(':')[0]}"
@@ -155,20 +143,20 @@ async def test_tools_of_a_task_work_for_whichever_user(
         assert await sh(sandbox, "git status --porcelain && git log --format=%s") == "y\nx\n"
 
 
+NO_DIRECTORY = "is not a directory of this host: '/nowhere'"
+
+
 @pytest.mark.parametrize(
     ("update", "says"),
     [
         ({"image": "swe-core-test-nobody:1"}, "user or group 'ghost' is not in its /etc/passwd"),
-        ({"repository": Path("/nowhere")}, "is not a directory of this host: '/nowhere'"),
-        (
-            {"assets": (Asset(name="tool", path=Path("/nowhere"), digest="1"),)},
-            "is not a directory of this host: '/nowhere'",
-        ),
+        ({"repository": Path("/nowhere")}, NO_DIRECTORY),
+        ({"assets": (Asset(name="tool", path=Path("/nowhere"), digest="1"),)}, NO_DIRECTORY),
     ],
     ids=("user", "repository", "asset"),
 )
 async def test_what_is_missing_is_named(
-    provider: DockerProvider, spec: SandboxSpec, engine: docker.APIClient, update: dict[str, Any], says: str
+    provider: DockerProvider, spec: SandboxSpec, engine: APIClient, update: dict[str, Any], says: str
 ) -> None:
     container = engine.create_container(spec.image)["Id"]
     engine.commit(container, "swe-core-test-nobody", "1", changes=["USER ghost"])
@@ -251,9 +239,7 @@ async def test_program_may_print_what_the_runtime_says(provider: DockerProvider,
 
 
 @pytest.mark.slow
-async def test_sandbox_that_dies(
-    provider: DockerProvider, spec: SandboxSpec, engine: docker.APIClient
-) -> None:
+async def test_sandbox_that_dies(provider: DockerProvider, spec: SandboxSpec, engine: APIClient) -> None:
     async with provider.open(spec) as sandbox:
         process = await sandbox.start(["sleep", "60"])
         engine.kill(sandbox.id)
@@ -294,15 +280,9 @@ def run_that_holds_a_sandbox(image: str, *more: str) -> Iterator[tuple[subproces
         run.kill()
 
 
-def socket_directories(pid: int) -> list[str]:
-    """Those of one process; others may have theirs at the same time."""
-    owners = Path(tempfile.gettempdir()).glob("swe-docker-*/owner")
-    return [str(path) for path in owners if f"/{pid}/" in path.read_text()]
-
-
 @pytest.mark.parametrize("more", [(), pytest.param(("again",), marks=pytest.mark.slow)])
 async def test_containers_die_with_the_program(
-    provider: DockerProvider, spec: SandboxSpec, engine: docker.APIClient, more: tuple[str, ...]
+    provider: DockerProvider, spec: SandboxSpec, engine: APIClient, more: tuple[str, ...]
 ) -> None:
     """A container that was started again does, too."""
     with run_that_holds_a_sandbox(str(spec.image), *more) as (run, left):
@@ -317,7 +297,7 @@ async def test_containers_die_with_the_program(
 
 @pytest.mark.slow
 async def test_container_whose_connection_is_closed_says_so(
-    provider: DockerProvider, spec: SandboxSpec, engine: docker.APIClient, monkeypatch: pytest.MonkeyPatch
+    provider: DockerProvider, spec: SandboxSpec, engine: APIClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when the engine restarts, or what stands between it and this program."""
     closing = anyio.Event()
@@ -336,7 +316,7 @@ async def test_container_whose_connection_is_closed_says_so(
 
 
 async def test_only_leftovers_of_a_killed_run_are_reaped(
-    provider: DockerProvider, spec: SandboxSpec, engine: docker.APIClient
+    provider: DockerProvider, spec: SandboxSpec, engine: APIClient
 ) -> None:
     with run_that_holds_a_sandbox(str(spec.image)) as (run, left):
         assert len(socket_directories(run.pid)) == 1

@@ -8,8 +8,8 @@ import platform
 import signal
 from dataclasses import replace
 
-import docker
 import pytest
+from docker import APIClient
 
 from swe_core.api.sandbox import SandboxSpec
 from swe_core.builtin.local import seccomp as local
@@ -210,9 +210,7 @@ async def test_filter_that_is_not_applied_is_found_out(
 
 
 @pytest.mark.docker
-async def test_engines_own_on_request(
-    spec: SandboxSpec, engine: docker.APIClient, docker_engine: str
-) -> None:
+async def test_engines_own_on_request(spec: SandboxSpec, engine: APIClient) -> None:
     provider = DockerProvider(DockerConfig(seccomp="engine"))
     async with provider.open(spec) as sandbox:
         asked = engine.inspect_container(sandbox.id)["HostConfig"]["SecurityOpt"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -49,20 +50,14 @@ TROUBLE: dict[str, tuple[Spoil, str]] = {
         lambda hf, patch: patch.delenv("HF_TOKEN"),
         "^cannot use Hugging Face Sandboxes: there is no Hugging Face token; set HF_TOKEN",
     ),
-    "rejected token": (
-        lambda hf, patch: hf.accounts.revoke(hf.token),
-        "not accept the token.*settings/tokens",
-    ),
+    "rejected token": (lambda hf, _: hf.accounts.revoke(hf.token), "not accept the token.*settings/tokens"),
     "token that may not start jobs": (
         lambda hf, patch: patch.setenv("HF_TOKEN", hf.add_token(["job.read"])),
         "the Hugging Face token may not do that.*job.write",
     ),
     "foreign namespace": (lambda hf, patch: None, "somebody-else"),
     "quota": (lambda hf, patch: setattr(hf.faults, "quota", 0), r"limits.*sandbox\.hf\.max_concurrent"),
-    "never ready": (
-        lambda hf, patch: setattr(hf.faults, "never_ready", True),
-        "did not become ready within 1s",
-    ),
+    "never ready": (lambda hf, _: setattr(hf.faults, "never_ready", True), "not become ready within 1s"),
     "service that is down": (lambda hf, patch: failing(hf, 503), "answered 503"),
     "rate limit": (lambda hf, patch: failing(hf, 429, "jobs.create"), "limits how often it is asked"),
     "no service": (
@@ -131,12 +126,7 @@ NO_DIRECTORY = "is not a directory of this host: '/nowhere'$"
 )
 @pytest.mark.slow
 async def test_task_that_cannot_have_its_sandbox(
-    local_hf: LocalHF,
-    provider: HfProvider,
-    spec: SandboxSpec,
-    update: dict[str, object],
-    kind: type[SweError],
-    words: str,
+    local_hf: LocalHF, provider: HfProvider, spec: SandboxSpec, update: Any, kind: type[SweError], words: str
 ) -> None:
     said = await refusal(provider, spec.model_copy(update=update), kind, local_hf)
     assert re.search(words, said)

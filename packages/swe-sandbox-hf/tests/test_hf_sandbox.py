@@ -26,6 +26,7 @@ from swe_sandbox_hf.labels import encoded
 from swe_sandbox_hf.provider import HfProvider
 from swe_sandbox_hf.sandbox import HfSandbox
 from swe_testing.hf import LocalHF
+from swe_testing.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -186,10 +187,7 @@ async def test_to_kill_everything_is_tried_again(sandbox: HfSandbox, monkeypatch
 ENDLESS = "yes x | tr -d '\\n'"
 
 
-@pytest.mark.parametrize(
-    "prints",
-    ["yes no-base64", ENDLESS, f"{ENDLESS} >&2"],
-)
+@pytest.mark.parametrize("prints", ["yes no-base64", ENDLESS, f"{ENDLESS} >&2"])
 @pytest.mark.slow
 async def test_shell_that_says_something_else(
     sandbox: HfSandbox, monkeypatch: pytest.MonkeyPatch, prints: str
@@ -318,8 +316,7 @@ async def test_giving_up_while_it_opens_leaves_nothing(
     with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(use)
-            while not local_hf.jobs.running():  # noqa: ASYNC110 (nothing tells us)
-                await anyio.sleep(0.01)
+            await until(local_hf.jobs.running)
             tasks.cancel_scope.cancel()
     assert local_hf.jobs.running() == []
 
