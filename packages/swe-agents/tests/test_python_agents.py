@@ -137,9 +137,7 @@ async def test_spent_budget_ends_the_real_agent(agent: PythonAgent) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("kind", "version"), [(kind, version) for kind in AGENTS for version in kind.pythons[1:]]
-)
+@pytest.mark.parametrize(("kind", "version"), [(kind, one) for kind in AGENTS for one in kind.pythons[1:]])
 async def test_real_agent_works_with_each_other_python(kind: Any, version: str, monkeypatch: Any) -> None:
     try:
         Python((version,)).find(kind.name)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from swe_agents.acp import AcpAgent, AcpConfig
 from swe_agents.claude_code import ClaudeCode, ClaudeCodeConfig
 from swe_agents.codex import Codex, CodexConfig
 from swe_agents.gemini_cli import GeminiCli
@@ -19,7 +18,7 @@ from swe_core.api.limits import Budgets
 from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.bundles import BundledAgent
 from swe_core.errors import AgentError, RequestRefused
-from swe_testing.agents import Run, ScriptedModel, run_once, text_reply
+from swe_testing.agents import Run, ScriptedModel, text_reply
 
 from .trials import calls, contexts_of, reader, trial_of
 
@@ -163,16 +162,6 @@ async def test_bundled_tools(agent: BundledAgent, reply: Any, files: dict[str, b
     assert trial.failure is None
     assert shown in trial.texts("tool_result")[0]
     assert made == [b"made\n" if agent.name == "codex" else b""]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["gemini-cli", "qwen-code", "kimi-code"])
-async def test_node_agent_speaks_the_agent_client_protocol(name: str) -> None:
-    agent = AcpAgent(AcpConfig(agent=name))
-    trial = await run_once(agent, ScriptedModel(Run("echo hi", text="I write."), "Done."))
-    assert trial.failure is None
-    assert trial.texts("text") == ["I write.", "Done."]
-    assert "hi" in trial.texts("tool_result")[0]
 
 
 @pytest.mark.slow
