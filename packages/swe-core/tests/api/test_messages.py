@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from swe_core.api.messages import message_key, same_arguments, text_of
 
-BIN = str(Path(sys.executable).parent)
-NODE = shutil.which("node") or shutil.which("node", path=BIN)  # the Pi package brings one
+NODE = shutil.which("node") or shutil.which("node", path=Path(sys.executable).parent)  # Pi's package has one
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

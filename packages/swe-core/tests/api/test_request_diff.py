@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 from unittest import mock
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swe_core.api import request_diff as module
@@ -24,7 +23,9 @@ _message = st.builds(
     st.sampled_from(["user", "tool"]),
     st.text("ab", max_size=2),
 )
-_tools = st.sampled_from([[], [{"type": "function", "function": {"name": "bash"}}], [{"type": "other"}]])
+USER = {"role": "user", "content": "a"}
+TOOLS = [[{"type": "function", "function": {"name": "bash"}}], [{"type": "other"}], []]
+_tools = st.sampled_from(TOOLS)
 _body = st.fixed_dictionaries(
     {"messages": st.lists(_message, min_size=1, max_size=5)},
     optional={"tools": _tools, "temperature": st.sampled_from([0, 1]), "model": st.just("m")},
@@ -55,13 +56,19 @@ def _agents(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @given(_agents() | st.lists(_body, max_size=6))
+@example([{"messages": [USER], "tools": [{"type": "other"}]}, {"messages": [USER]}])
+@example([{"messages": [{**USER, "content": str(at)}], "tools": TOOLS[at % 2]} for at in range(4)])
 def test_requests_round_trip_and_are_stored_minimally(bodies: list[dict[str, Any]]) -> None:
+    """A turn repeats no message of an earlier request, and no tools of the one that it goes on from."""
     turns = _turns(bodies)
     assert list(requests_of(turns)) == bodies
-    for index, turn in enumerate(turns):
-        messages = bodies[index]["messages"]
-        shared = [_shared(earlier["messages"], messages) for earlier in bodies[:index]]
+    for index, (body, turn) in enumerate(zip(bodies, turns, strict=True)):
+        shared = [_shared(earlier["messages"], body["messages"]) for earlier in bodies[:index]]
         assert turn.kept == max(shared, default=0)
+        before = {} if turn.after is None else bodies[turn.after]
+        assert ("tools" in turn.params) is (before.get("tools") != body.get("tools"))
+        if not turn.kept and body.get("tools") in [earlier.get("tools") for earlier in bodies[:index]]:
+            assert "tools" not in turn.params, "they are those of an earlier request"
 
 
 @given(_agents())
@@ -74,52 +81,11 @@ def _shared(one: list[Any], other: list[Any]) -> int:
     return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
 
 
-def test_removed_tools_are_recorded() -> None:
-    message = {"role": "user", "content": "a"}
-    bodies = [{"messages": [message], "tools": [{"type": "other"}]}, {"messages": [message]}]
-    turns = _turns(bodies)
-    assert turns[1].params == {"tools": None}
-    assert list(requests_of(turns)) == bodies
-
-
-def test_interleaved_agents_are_stored_compactly() -> None:
-    each = [list(_talk(agent)) for agent in range(4)]
-    one_after_another = [body for bodies in each for body in bodies]
-    taking_turns = [body for bodies in zip(*each, strict=True) for body in bodies]
-    assert list(requests_of(_turns(taking_turns))) == taking_turns
-    assert _size(taking_turns) < 1.3 * _size(one_after_another)
-
-
-def _talk(agent: int) -> Iterator[dict[str, Any]]:
-    """100 requests of an agent with its own tools and the prompt that all have."""
-    tools = [{"type": "function", "function": {"name": f"tool-{agent}", "description": "d" * 4000}}]
-    messages = [{"role": "system", "content": "s" * 4000}, {"role": "user", "content": f"part {agent}"}]
-    for turn in range(100):
-        yield {"messages": list(messages), "tools": tools}
-        messages += [{"role": role, "content": f"{agent} {turn} " * 50} for role in ("assistant", "tool")]
-
-
-def _size(bodies: list[dict[str, Any]]) -> int:
-    return sum(len(turn.model_dump_json()) for turn in _turns(bodies))
-
-
-def test_changing_prompt_does_not_repeat_tools() -> None:
-    tools = [[{"type": "function", "function": {"name": name}}] for name in "ab"]
-    bodies = [
-        {"messages": [{"role": "system", "content": f"it is {time}"}], "tools": tools[time % 2]}
-        for time in range(6)
-    ]
-    turns = _turns(bodies)
-    assert [turn.kept for turn in turns] == [0] * 6
-    assert ["tools" in turn.params for turn in turns] == [True] * 2 + [False] * 4
-    assert list(requests_of(turns)) == bodies
-
-
 def test_known_requests_are_bounded() -> None:
     diff = RequestDiff()
     with mock.patch.object(module, "_KNOWN", 100):
         for index in range(1000):
-            diff.added(index, {"messages": [{"role": "user", "content": str(index)}] * 2})
+            diff.added(index, {"messages": [{**USER, "content": str(index)}] * 2})
             assert len(diff._known) <= 103
 
 
@@ -130,7 +96,7 @@ def test_turn_without_reference_follows_the_previous() -> None:
 
 
 def test_requests_of_rejects_turn_without_its_predecessor() -> None:
-    turns = _turns([{"messages": [{"role": "user", "content": "a"}]}] * 3)
+    turns = _turns([{"messages": [USER]}] * 3)
     with pytest.raises(UsageError, match="turn 1 continues turn 0, which is not among the turns before it"):
         list(requests_of(turns[1:]))
 
