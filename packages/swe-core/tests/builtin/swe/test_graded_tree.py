@@ -76,8 +76,8 @@ async def world(provider: SandboxProvider, tmp_path_factory: pytest.TempPathFact
     repo.sh(BASE)
     task = make_task(
         base_commit=repo.head,
-        patch=repo.diff(FIX),
-        test_patch=repo.diff("echo 'def test_add(): pass' >>tests/test_calc.py"),
+        patch=repo.diff(f"{FIX}; echo 'x = 1' >pkg/extra.py"),
+        test_patch=repo.diff("echo 'def test_add(): pass' >>tests/test_calc.py; echo its >tests/a"),
         fail_to_pass=("tests/test_calc.py::test_add",),
         pass_to_pass=("tests/test_calc.py::test_zero", "pkg/test_ops.py::test_ops"),
         test_command="pytest -rA",
@@ -102,7 +102,7 @@ async def test_honest_patch_loses_only_its_tests(world: World, how: str) -> None
     tree = await world.grade(script)
     assert not tree.is_base
     assert tree.applied_with == "git apply"
-    assert tree.files == ("tests/test_calc.py",)
+    assert tree.files == ("tests/a", "tests/test_calc.py")
     assert await world.text("tests/test_calc.py") == "def test_zero(): pass\ndef test_add(): pass\n"
     assert {kind for kind, _ in kinds(tree)} <= {"tests", "runner-config"}
     await world.sh("diff -r --no-dereference -x .git -x tests /tmp/left . >&2")
@@ -330,7 +330,7 @@ async def test_changed_files_lists_what_a_test_run_changed(world: World) -> None
     assert found == ("conftest.py", "pkg/test_ops.py")
     await world.sh("rm tests; mkdir tests; cp old/conftest.py tests; ln -s ../old/test_calc.py tests")
     found = await graded_tree.changed_files(world.sandbox, tree.own, timeout=60)
-    gone = {"tests/test_calc.py", "tests/helpers.py", "tests/data/x.json"}
+    gone = {"tests/a", "tests/test_calc.py", "tests/helpers.py", "tests/data/x.json"}
     assert set(found) == {"conftest.py", "pkg/test_ops.py", *gone}
 
 

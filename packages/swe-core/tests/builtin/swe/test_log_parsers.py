@@ -164,15 +164,13 @@ def test_unittest_log_round_trips(results: dict[Any, Any], old: bool) -> None:
     log = ""
     for (name, where), ((word, _), shape) in results.items():
         head = f"{name} ({where})" if old else f"{name} ({where}.{name})"
-        log += (
-            head
-            + (
-                f" ... {word}\n",
-                f"\nA docstring. ... {word}\n",
-                f" ... printed\n{word}\n",
-                f" ... \n  printed FAIL\nmore ok\n{word}\n",
-            )[shape]
+        shapes = (
+            f" ... {word}\n",
+            f"\nA docstring. ... {word}\n",
+            f" ... printed\n{word}\n",
+            f" ... \n  printed FAIL\nmore ok\n{word}\n",
         )
+        log += head + shapes[shape]
     found = parse_unittest(log.encode())
     assert found == {f"{where}.{name}": status for (name, where), ((_, status), _) in results.items()}
 

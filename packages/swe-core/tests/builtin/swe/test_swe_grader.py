@@ -150,6 +150,8 @@ TAMPERING = {
     "file became a directory": "cd tests; rm test_calc.py; mkdir test_calc.py; echo x >test_calc.py/x",
     "committed": "echo 'def test_add(): pass' >tests/test_calc.py; git add -A; "
     "git -c user.name=n -c user.email=e commit -qm hidden",
+    "tests of its own": "echo 'def test_new(): assert 0' >tests/test_new.py; echo 'x = 1' >test_utils.py; "
+    "printf 'import pytest\\n@pytest.fixture\\ndef two(): return 2\\n' >tests/conftest.py",
 }
 
 
@@ -163,6 +165,7 @@ async def test_test_files_of_the_task_replace_those_of_the_patch(calc: Graders, 
     )
     honest = await calc.grade_script(f"{FIX}; {TAMPERING[how]}")
     assert honest.grade.resolved, honest.grade.reason
+    assert honest.grade.suspicious == ()
 
 
 async def test_test_patch_may_add_delete_and_carry_data(calc: Graders) -> None:
@@ -179,24 +182,6 @@ async def test_test_patch_may_add_delete_and_carry_data(calc: Graders) -> None:
     graded = await calc.grade(calc.task.patch, **changed)
     assert graded.grade.resolved, graded.grade.reason
     assert b"1 passed" in graded.log
-
-
-@pytest.mark.slow
-async def test_grader_reads_unittest_results(calc: Graders) -> None:
-    case = "import unittest\nfrom calc import add\n\nclass T(unittest.TestCase):\n"
-    body = "    def test_{0}(self): self.assertEqual(add({0}, {0}), 2 * {0})\n"
-    calc.repo.commit(tests__test_calc_py=case + body.format(0))
-    changed = {
-        "test_patch": calc.repo.diff(f"cat >>tests/test_calc.py <<'END'\n{body.format(1)}END"),
-        "fail_to_pass": ("test_1 (tests.test_calc.T)",),
-        "pass_to_pass": ("tests.test_calc.T.test_0",),
-        "test_command": "python -m unittest -v",
-        "log_parser": "unittest",
-    }
-    assert (await calc.grade(calc.task.patch, **changed)).grade.resolved
-    bad = await calc.grade_script("echo '#' >>calc.py", **changed)
-    assert bad.grade.fail_to_pass == {"test_1 (tests.test_calc.T)": "FAILED"}
-    assert bad.grade.pass_to_pass == {"tests.test_calc.T.test_0": "PASSED"}
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from swe_core.builtin.swe.report import Report
 from swe_core.builtin.swe.run_tests import TestRun
 from swe_core.builtin.swe.verdict import read
@@ -12,11 +14,15 @@ HEAD = "=== short test summary info ===\n"
 WHOLE = f"{HEAD}PASSED {A}\nPASSED {B}\n"
 
 
+def passed(*tests: str, **more: Any) -> Report:
+    """The report of a session in which these tests passed."""
+    return Report(sessions=1, complete=True, exit_status=0, statuses=dict.fromkeys(tests, "PASSED"), **more)
+
+
 def doubts(log: str, report: Report | None = None, exit_code: int = 0) -> list[str]:
     """What speaks against a run in which both tests passed; what is forged begins with `!`."""
-    ended = Report(sessions=1, complete=True, exit_status=0, statuses={A: "PASSED", B: "PASSED"})
     task = make_task(fail_to_pass=(A,), pass_to_pass=(B,))
-    reading = read(task, TestRun(exit_code, log.encode(), 1.0, report or ended))
+    reading = read(task, TestRun(exit_code, log.encode(), 1.0, report or passed(A, B)))
     return [f"{'!' * doubt.forged}{doubt.key}" for doubt in reading.discrepancies]
 
 
@@ -28,10 +34,11 @@ def test_verdict_requires_passed_tests_in_the_log() -> None:
 
 
 def test_verdict_accepts_unittest_results_hidden_by_output() -> None:
-    report = Report(sessions=1, complete=True, exit_status=0, statuses={"m.A.a": "PASSED", "m.A.b": "PASSED"})
-    task = make_task(fail_to_pass=("m.A.a",), pass_to_pass=("m.A.b",), log_parser="unittest")
+    """Also of a test that the data set names as older versions of unittest do."""
+    task = make_task(fail_to_pass=("a (m.A)",), pass_to_pass=("m.A.b",), log_parser="unittest")
     log = b"a (m.A.a) ... ok\nb (m.A.b) ... said without a line endok\n"
-    assert read(task, TestRun(0, log, 1.0, report)).discrepancies == ()
+    reading = read(task, TestRun(0, log, 1.0, passed("m.A.a", "m.A.b")))
+    assert (reading.discrepancies, reading.fail_to_pass) == ((), {"a (m.A)": "PASSED"})
 
 
 def test_verdict_distinguishes_crash_from_forgery() -> None:
@@ -41,9 +48,7 @@ def test_verdict_distinguishes_crash_from_forgery() -> None:
 
 def test_verdict_ignores_discrepancies_of_the_reference() -> None:
     task = make_task(fail_to_pass=(A,), pass_to_pass=(B,))
-    report = Report(
-        sessions=1, complete=True, exit_status=0, statuses={A: "PASSED", B: "PASSED"}, remote=True
-    )
+    report = passed(A, B, remote=True)
     assert doubts(WHOLE, report) == ["!the tests ran in other processes"]
     reading = read(task, TestRun(0, WHOLE.encode(), 1.0, report)).with_changed(["data.txt", ""])
     assert [doubt.sentence for doubt in reading.discrepancies][1:] == [
