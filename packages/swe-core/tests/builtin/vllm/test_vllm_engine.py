@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 import pytest
 from aiohttp.base_protocol import BaseProtocol
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from swe_core.api.engine import ChatRequest, EngineSession, Sampled
@@ -130,8 +130,6 @@ async def test_vocabulary_gives_the_text_of_ids(qwen: Qwen) -> None:
     assert table is not None
     assert table.tokenizer == str(qwen.path)
     assert table.special[qwen.stop] == "<|im_end|>"
-    text = "Zoë\n  漢字 👩‍👩‍👧<|im_end|>"
-    assert b"".join(table.tokens[id_] or b"" for id_ in qwen.encode(text)) == text.encode()
 
 
 async def test_host_settings_override_sampling_of_the_agent(qwen: Qwen) -> None:
@@ -197,56 +195,38 @@ async def test_prompt_that_fills_the_context_overflows(qwen: Qwen) -> None:
         assert server.requests == []
 
 
-@pytest.mark.parametrize(
-    ("fault", "stream"),
-    [("abort", True), ("drop", True), ("drop-at-end", True), ("error-event", True), ("abort", False)],
-)
-async def test_broken_stream_continues_without_token_loss(qwen: Qwen, fault: VLLMFault, stream: bool) -> None:
-    text = "a reply of several tokens, broken off three times"
-    async with (
-        qwen.server(text, faults=[fault] * 3, after=2) as server,
-        make_engine(server.url, max_retries=0) as engine,
-    ):
-        completion, ear = await ask(engine, stream=stream)
-    turn = sampled_of(completion)
-    assert turn.completion_ids.tolist() == [*qwen.encode(text), qwen.stop]
-    assert turn.logprobs.tolist() == [logprob_of(token) for token in turn.completion_ids.tolist()]
-    assert ear.text() == (text if stream else "")
-    prompt = server.requests[0].prompt
-    for earlier, later in zip(server.requests, server.requests[1:], strict=False):
-        assert later.prompt == earlier.prompt + earlier.sent
-        assert later.body["max_tokens"] == earlier.body["max_tokens"] - len(earlier.sent)
-    assert len(server.requests) == (1 if fault == "drop-at-end" else 4)
-    assert server.requests[-1].prompt + server.requests[-1].sent == prompt + turn.completion_ids.tolist()
-
-
-FAULTS: list[VLLMFault] = ["abort", "drop", "error-event", "429", "500", "refuse", "empty", "error-in-reply"]
+BREAKS: list[VLLMFault] = ["abort", "drop", "error-event", "drop-at-end"]
+REFUSALS: list[VLLMFault] = ["429", "500", "refuse", "empty", "error-in-reply"]
 
 
 @given(
-    faults=st.lists(st.sampled_from(FAULTS), max_size=6),
+    faults=st.lists(st.sampled_from(BREAKS + REFUSALS), max_size=6),
     after=st.integers(1, 4),
     piece=st.integers(1, 3),
     stream=st.booleans(),
 )
+@example(faults=["abort", "drop", "error-event"], after=2, piece=1, stream=True)
+@example(faults=["abort"] * 3, after=2, piece=1, stream=False)
+@example(faults=["drop-at-end"], after=2, piece=1, stream=True)
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_no_failure_loses_or_repeats_a_token(
     qwen: Qwen, faults: list[VLLMFault], after: int, piece: int, stream: bool
 ) -> None:
-    text = "one reply of some tokens"
+    """A reply that breaks off is continued, and costs none of the retries."""
+    text, retries = "one reply of some tokens", sum(fault in REFUSALS for fault in faults)
     async with (
         qwen.server(text, "never asked for", faults=faults, after=after, piece=piece) as server,
-        make_engine(server.url, max_retries=6) as engine,
+        make_engine(server.url, max_retries=retries) as engine,
     ):
         completion, ear = await ask(engine, stream=stream)
     turn = sampled_of(completion)
     assert turn.completion_ids.tolist() == [*qwen.encode(text), qwen.stop]
     assert turn.logprobs.tolist() == [logprob_of(token) for token in turn.completion_ids.tolist()]
     assert ear.text() == (text if stream else "")
-    start = len(turn.prompt_ids)
-    for asked in server.requests:
-        assert asked.prompt == all_ids(turn)[: len(asked.prompt)]
-        assert len(asked.prompt) + asked.body["max_tokens"] == start + server.requests[0].body["max_tokens"]
+    for earlier, later in itertools.pairwise(server.requests):
+        assert later.prompt == earlier.prompt + earlier.sent
+        assert later.body["max_tokens"] == earlier.body["max_tokens"] - len(earlier.sent)
+    assert server.requests[-1].prompt + server.requests[-1].sent == all_ids(turn)
 
 
 @pytest.mark.parametrize(

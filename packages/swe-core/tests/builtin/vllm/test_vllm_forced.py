@@ -10,7 +10,7 @@ import pytest
 
 from swe_core.api.engine import EngineSession
 from swe_core.api.messages import Message
-from swe_core.api.records import Ledger, TurnTokens
+from swe_core.api.records import Ledger
 from swe_core.errors import EngineUnavailable
 from swe_core.tokens.chains import build_chains, step_of
 from swe_core.tokens.token_log import TokenLog
@@ -87,14 +87,9 @@ async def test_forced_turns_are_context_and_not_trained(
     assert str(file) in note
     assert [one.dropped for one in tokens] == ["forced", None, "forced", None]
     assert [one.base for one in tokens] == [None, 0, 1, 2]
-    assert_ledger(book, tokens)
-
-
-def assert_ledger(book: TokenLog, tokens: list[TurnTokens]) -> None:
-    """One row holds all turns and trains two of them; the numbers are those of the turns."""
+    # One row holds all turns and trains two of them; the numbers are those of the turns.
     sizes = [len(one.completion) for one in tokens]
-    ledger = book.ledger()
-    assert ledger == Ledger(
+    assert book.ledger() == Ledger(
         sampled=sum(sizes),
         trainable=sizes[1] + sizes[3],
         dropped={"forced": sizes[0] + sizes[2]},
