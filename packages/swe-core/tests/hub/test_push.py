@@ -30,12 +30,6 @@ TO = "tester/rollouts"
 
 
 @pytest.fixture
-def hf(threaded_hf: LocalHF, monkeypatch: pytest.MonkeyPatch) -> LocalHF:
-    monkeypatch.setattr(hub_push, "WAIT", lambda attempt: 0.0)
-    return threaded_hf
-
-
-@pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     run = new_run(tmp_path / "run")
     for number in range(3):
@@ -209,8 +203,8 @@ def test_push_command_reports_what_is_not_pushed(hf: LocalHF, tmp_path: Path) ->
 def test_no_secret_is_uploaded(hf: LocalHF, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches every uploaded byte, and every row as it is read."""
     monkeypatch.setenv("MY_API_KEY", "sk-of-the-user")
-    secrets = ["sk-of-the-user", hf.token, "swe_tok_" + "x" * 43, str(run.path)]
-    said = " ".join(secrets[:3])
+    secrets = ["sk-of-the-user", hf.token, "swe_tok_" + "x" * 43, "hf_" + "B" * 34, str(run.path)]
+    said = " ".join(secrets[:4])
     add(run, rollout("t-3"), text=said, patch=said.encode())
     add(run, error("t-4", said), text="x")
     push_run(run, PushOptions(to=TO))

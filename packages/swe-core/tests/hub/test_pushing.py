@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +13,6 @@ import pytest
 
 from swe_core.api.executor import Executor
 from swe_core.errors import SweError
-from swe_core.hub import push
 from swe_core.hub.extensions import hub_extensions
 from swe_core.hub.options import PushOptions
 from swe_core.hub.push import HubPush, push_run
@@ -27,13 +25,6 @@ from .runs import add, ids_of, rollout, rows_of
 
 pytestmark = pytest.mark.anyio
 TO = "tester/rollouts"
-
-
-@pytest.fixture
-def hf(threaded_hf: LocalHF, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> LocalHF:
-    monkeypatch.setattr(push, "WAIT", lambda attempt: 0.0)
-    caplog.set_level(logging.INFO, "swe_core")
-    return threaded_hf
 
 
 def ids(hf: LocalHF) -> list[str]:
