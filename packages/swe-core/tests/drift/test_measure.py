@@ -83,9 +83,6 @@ def test_measure_takes_sampled_ids_from_the_record() -> None:
     assert (other.exact, other.ours.rows) == (0, 1)
 
 
-NEXT = session(*WORK, user("A"), reply("B"))[-1]
-
-
 def test_measure_says_what_the_template_refuses() -> None:
     renderer, _ = qwen3()
     strict = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"

@@ -14,6 +14,7 @@ from swe_testing.tokenizer import QWEN3_TOKENS, make_tokenizer
 
 from ..hub.runs import add, error, rollout
 from .conftest import Export, invoke
+from .test_rows import loaded
 
 TEMPLATE = (
     "{% for tool in tools %}{{ tool.function | tojson }};{% endfor %}"
@@ -36,10 +37,8 @@ def rows(run: RunDirectory, exported: Export, tmp_path: Path) -> Any:
     path = run.path / "rollouts" / "b-0" / "turns.jsonl"
     path.write_bytes(path.read_bytes().replace(b"bash", b"read").replace(b"command", b"path"))
     folder = exported(run, "sft")
-    from datasets import load_dataset  # takes seconds, in each worker that collects
-
-    found = load_dataset(str(folder), split="train", cache_dir=str(tmp_path / "cache"))
-    assert list(found) == lines(folder)
+    found = loaded(folder, tmp_path / "cache")
+    assert found == lines(folder)
     return found
 
 

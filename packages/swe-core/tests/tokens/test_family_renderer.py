@@ -194,20 +194,16 @@ def test_unfinished_call_is_not_text() -> None:
     assert renderer.parse(ids, [], None, ended=False).content == "Look:"
 
 
-@pytest.mark.parametrize(("completion", "closed"), [("Done.<|im_end|>", ""), ("Do", "<|im_end|>")])
-def test_qwen3_reply_is_extended(completion: str, closed: str) -> None:
-    renderer = made("qwen3")
-    ids = tokenizer_of("qwen3").encode(completion)
-    more = renderer.extend(renderer.render([user("Go.")], None), ids, [user("Naïve 🎉?")], None)
-    assert renderer.text(more or []) == (
-        f"{closed}\n<|im_start|>user\nNaïve 🎉?<|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
-def test_family_does_not_extend_ids_after_the_stop_token() -> None:
-    renderer = made("qwen3")
-    ids = tokenizer_of("qwen3").encode("Done.<|im_end|> and more")
-    assert renderer.extend(renderer.render([user("Go.")], None), ids, [user("Go on.")], None) is None
+def test_qwen3_reply_is_extended_unless_ids_follow_the_stop_token() -> None:
+    renderer, new = made("qwen3"), "\n<|im_start|>user\nNaïve 🎉?<|im_end|>\n<|im_start|>assistant\n"
+    prompt = renderer.render([user("Go.")], None)
+    for completion, text in (
+        ("Done.<|im_end|>", new),
+        ("Do", f"<|im_end|>{new}"),
+        ("Done.<|im_end|> and more", None),
+    ):
+        more = renderer.extend(prompt, tokenizer_of("qwen3").encode(completion), [user("Naïve 🎉?")], None)
+        assert (None if more is None else renderer.text(more)) == text
 
 
 def test_tool_results_carry_names_where_the_format_prints_them() -> None:

@@ -51,16 +51,15 @@ def renderer(source: str, **options: object) -> TemplateRenderer:
     return TemplateRenderer(tokenizer(), source, **options)
 
 
+_made = cache(renderer)
 PROVEN = {
     "plain": chat(),
     "no generation prompt after results": chat(
         after="{% if messages[-1].role != 'tool' %}" + CUE + "{% endif %}"
     ),
-    "thinking opened by the prompt": chat(
-        after="{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
-    ),
+    "thinking opened by the prompt": chat(after=CUE.replace("{% endif %}", "<think>\n{% endif %}")),
     "an end of its own after the last message": chat(
-        after="{% if add_generation_prompt %}<|im_start|>assistant\n{% else %}<|endoftext|>{% endif %}"
+        after=CUE.replace("{% endif %}", "{% else %}<|endoftext|>{% endif %}")
     ),
 }
 NOT_PROVEN = {
@@ -79,9 +78,7 @@ NOT_PROVEN = {
     "another end after calls": chat(
         BODY.replace("<|im_end|>", "{% if m.tool_calls %}<|endoftext|>{% else %}<|im_end|>{% endif %}")
     ),
-    "what follows depends on the tools": chat(
-        CUE and BODY.replace("\n" + THOUGHT, "{{ '!' if tools }}\n" + THOUGHT)
-    ),
+    "what follows depends on the tools": chat(BODY.replace("\n" + THOUGHT, "{{ '!' if tools }}\n" + THOUGHT)),
     "a conversation of one message only": chat("{{ raise_exception('one only') if loop.index > 1 }}" + BODY),
 }
 
@@ -131,11 +128,6 @@ def test_extended_prompt_is_whole(source: str, said: str, given_: str, tools: li
     more = made.extend(prompt[-TAIL:], completion, messages, tools)
     assert more
     assert whole[-len(more) - 1 :] == [completion[-1], *more]
-
-
-@cache
-def _made(source: str) -> TemplateRenderer:
-    return renderer(source)
 
 
 def test_cut_reply_is_closed_and_ids_after_the_end_are_not_extended() -> None:

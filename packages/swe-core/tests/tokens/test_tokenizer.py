@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from functools import cache
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import mkdtemp
@@ -18,6 +17,8 @@ from hypothesis import strategies as st
 
 from swe_core.tokens.probe_messages import PROBES
 from swe_testing.tokenizer import family_tokens, make_tokenizer
+
+from .test_load_renderer import shipped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,10 +33,6 @@ family = load_renderer(sys.argv[1])
 template = load_renderer(sys.argv[2], renderer="template", tool_parser="qwen3")
 print(family.name, template.name, sorted({"torch", "trl"} & sys.modules.keys()))
 """
-
-
-def template(name: str) -> str:
-    return (files("trl") / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 def saved(directory: Path, kind: str = "TokenizersBackend", source: str | None = None) -> Path:
@@ -60,7 +57,7 @@ def both(kind: str) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
 
     from swe_core.tokens.tokenizer import FileTokenizer, load_tokenizer
 
-    directory = str(saved(Path(mkdtemp()), kind, template("qwen3_6")))
+    directory = str(saved(Path(mkdtemp()), kind, shipped("qwen3_6")))
     ours = load_tokenizer(directory)
     assert isinstance(ours, FileTokenizer)
     return ours, AutoTokenizer.from_pretrained(directory)
@@ -69,8 +66,8 @@ def both(kind: str) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: nobody could import it")
 @pytest.mark.slow
 def test_renderer_is_loaded_without_torch(tmp_path: Path) -> None:
-    family = saved(tmp_path / "family", source=template("qwen3_6"))
-    proven = saved(tmp_path / "template", source=template("qwen3_6_training"))
+    family = saved(tmp_path / "family", source=shipped("qwen3_6"))
+    proven = saved(tmp_path / "template", source=shipped("qwen3_6_training"))
     command = [sys.executable, "-c", NO_TORCH, str(family), str(proven)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "renderers/qwen3.6 template (proven) []\n", done.stderr

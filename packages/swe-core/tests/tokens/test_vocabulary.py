@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -89,15 +90,19 @@ def tokenizer(kind: str) -> Any:
     return MADE[kind]()
 
 
-@cache
-def table(kind: str) -> Any:
+def table_of(made: Any) -> Any:
     from swe_core.tokens.vocabulary import token_table
 
-    return token_table(tokenizer(kind))
+    return token_table(made)
 
 
-def joined(kind: str, text: str) -> bytes:
-    return b"".join(table(kind).tokens[id_] for id_ in tokenizer(kind).encode(text, add_special_tokens=False))
+@cache
+def table(kind: str) -> Any:
+    return table_of(tokenizer(kind))
+
+
+def joined(tokens: Sequence[bytes | None], ids: Iterable[int]) -> bytes:
+    return b"".join(tokens[id_] or b"" for id_ in ids)
 
 
 def kept(kind: str, text: str) -> bytes:
@@ -109,27 +114,21 @@ def kept(kind: str, text: str) -> bytes:
 @given(st.text() | st.lists(st.sampled_from([*QWEN3_TOKENS, *SPECIAL, "é", " ", "\n", "a"])).map("".join))
 @example(" ".join(TEXTS))
 def test_bytes_of_any_text_are_the_text(kind: str, text: str) -> None:
-    assert joined(kind, text) == kept(kind, text)
+    ids = tokenizer(kind).encode(text, add_special_tokens=False)
+    assert joined(table(kind).tokens, ids) == kept(kind, text)
 
 
 def test_blank_that_the_tokenizer_adds_is_shown() -> None:
-    from swe_core.tokens.vocabulary import token_table
-
     made = sentencepiece(prefix=True)
-    tokens = token_table(made).tokens
-    assert b"".join(tokens[id_] or b"" for id_ in made.encode("an an漢")) == " an an漢".encode()
+    assert joined(table_of(made).tokens, made.encode("an an漢")) == " an an漢".encode()
 
 
 def test_normalised_text_is_shown_as_the_model_reads_it() -> None:
     from tokenizers import normalizers
 
-    from swe_core.tokens.vocabulary import token_table
-
-    made = make_tokenizer()
+    made, text = make_tokenizer(), "e\u0301 and n\u0303"
     made.backend_tokenizer.normalizer = normalizers.NFC()
-    tokens, text = token_table(made).tokens, "e\u0301 and n\u0303"
-    found = b"".join(tokens[id_] or b"" for id_ in made.encode(text))
-    assert found == unicodedata.normalize("NFC", text).encode()
+    assert joined(table_of(made).tokens, made.encode(text)) == unicodedata.normalize("NFC", text).encode()
 
 
 def test_added_tokens_have_names_unless_they_are_blank() -> None:
@@ -143,13 +142,11 @@ def test_added_tokens_have_names_unless_they_are_blank() -> None:
 def test_id_without_a_token_has_no_bytes(tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    from swe_core.tokens.vocabulary import token_table
-
     made = make_tokenizer()
     file = tmp_path / "tokenizer.json"
     stored = json.loads(made.backend_tokenizer.to_str())
     last = max(stored["model"]["vocab"].values())
     stored["model"]["vocab"]["later"] = last + 3
     file.write_text(json.dumps(stored))
-    tokens = token_table(PreTrainedTokenizerFast(tokenizer_file=str(file))).tokens
+    tokens = table_of(PreTrainedTokenizerFast(tokenizer_file=str(file))).tokens
     assert tokens[last + 1 :] == [None, None, b"later"]
