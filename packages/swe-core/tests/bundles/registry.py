@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import json
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import sha1, sha256
 
 from swe_core.bundles import NpmPackage
 from swe_core.system.seal import digest_of
@@ -30,19 +30,14 @@ def tarball(files: Mapping[str, str]) -> bytes:
     return gzip.compress(packed.getvalue(), mtime=0)
 
 
-def kind_of(package: NpmPackage, name: str) -> str:
-    """Return what a file of the package is in the words of a seal."""
-    return "program" if name in package.executable else "file"
-
-
 def pinned(package: NpmPackage, files: Mapping[str, str]) -> NpmPackage:
     """Return the package with the pins of these files."""
     kept = {
-        name: f"{kind_of(package, name)} {hashlib.sha256(text.encode()).hexdigest()}"
+        name: f"{'program' if name in package.executable else 'file'} {sha256(text.encode()).hexdigest()}"
         for name, text in files.items()
         if not package.keep or name.startswith(package.keep)
     }
-    return replace(package, sha256=hashlib.sha256(tarball(files)).hexdigest(), tree=digest_of(kept))
+    return replace(package, sha256=sha256(tarball(files)).hexdigest(), tree=digest_of(kept))
 
 
 @dataclass
@@ -79,7 +74,7 @@ class Registry:
         version, _ = self.packages[name]
         dist = {
             "tarball": f"{self.url}/tarball/{name.replace('/', '%2f')}",
-            "shasum": hashlib.sha1(self.tarball(name), usedforsecurity=False).hexdigest(),
+            "shasum": sha1(self.tarball(name), usedforsecurity=False).hexdigest(),
         }
         manifest = {"name": name, "version": version, "dist": dist}
         return json.dumps({"name": name, "versions": {version: manifest}}).encode()

@@ -57,10 +57,9 @@ async def test_failed_engine_is_asked_once(
 ) -> None:
     """The engine makes its own retries; the SDK, with its default of two more, makes none on top."""
     caplog.set_level(logging.DEBUG)
-    turns: list[Turn] = []
     async with ScriptedProvider(then=fault) as provider, relay(provider) as engine:
-        async with server.session(engine, who(), turns.append) as gate:
-            async with sdk(server, gate) as client:
+        async with talk(server, engine) as said:
+            async with sdk(server, said.gate) as client:
                 posts = requests_of(client)
                 for _ in range(2):
                     with pytest.raises(openai.APIStatusError) as caught:
@@ -68,28 +67,26 @@ async def test_failed_engine_is_asked_once(
                     assert "answers no more calls" in caught.value.message
                     assert provider.url not in str(caught.value)
             with anyio.fail_after(120):
-                failure = await gate.failed()
+                failure = await said.gate.failed()
     assert len(posts) == 2
     assert len(provider.requests) == (3 if fault in ("500", "429") else 1)
-    assert failure is gate.failure
-    assert gate.turns == len(turns) == 1
-    assert turns[0].reply is None
-    assert turns[0].error == str(failure)
-    for text in (str(failure), str(caught.value.body), turns[0].model_dump_json(), caplog.text):
+    assert failure is said.gate.failure
+    (turn,) = said.turns
+    assert (said.gate.turns, turn.reply, turn.error) == (1, None, str(failure))
+    for text in (str(failure), str(caught.value.body), turn.model_dump_json(), caplog.text):
         assert KEY not in text
 
 
 async def test_rejected_request_ends_no_rollout(server: InterceptionServer, openai: ModuleType) -> None:
     """The agent gets the provider's own words, so that it can shorten its context."""
-    turns: list[Turn] = []
     async with ScriptedProvider([say("shorter")], faults=["400"]) as provider, relay(provider) as engine:
-        async with server.session(engine, who(), turns.append) as gate, sdk(server, gate) as client:
+        async with talk(server, engine) as said, sdk(server, said.gate) as client:
             with pytest.raises(openai.BadRequestError, match="maximum context length is 8192 tokens"):
                 await client.chat.completions.create(model="m", messages=HELLO)
-            assert gate.failure is None
+            assert said.gate.failure is None
             text, _, _ = await stream(client)
     assert text == "shorter"
-    assert [turn.error is None for turn in turns] == [False, True]
+    assert [turn.error is None for turn in said.turns] == [False, True]
     assert len(provider.requests) == 2
 
 

@@ -24,8 +24,6 @@ from .helpers import events_of
 
 BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
 FILES = {one: json.loads((Path(__file__).parent / f"recordings/{one}.json").read_text()) for one in BY_NAME}
-
-
 LONG = "x" * 1100
 
 

@@ -62,7 +62,6 @@ def cut_at(at: int, where: str) -> Iterator[Delta]:
 def test_secret_split_over_two_pieces_is_redacted(where: str) -> None:
     for at in range(len(CANARY) + 1):
         given = list(cut_at(at, where))
-        assert CANARY in "".join(_texts(given)) or where in ("name", "details", "arguments")
         seen = shown(given, redactor_of(CANARY))
         assert CANARY not in json.dumps(seen).replace("\\/", "/")
         assert CANARY not in _by_field(seen), at
@@ -101,12 +100,8 @@ def _by_field(deltas: Sequence[Delta]) -> str:
     return " ".join(found.values())
 
 
-TEXTS = st.lists(
-    st.sampled_from(
-        ["ab", "b", "abcabcab", "abcabcabX", "cabX ", "ab/c", "ab\\/c", "abXY", "abca", " ", '"']
-    ),
-    max_size=8,
-)
+PARTS = ["ab", "b", "abcabcab", "abcabcabX", "cabX ", "ab/c", "ab\\/c", "abXY", "abca", " ", '"']
+TEXTS = st.lists(st.sampled_from(PARTS), max_size=8)
 SETS = [("abcabcab",), ("ab/cabXY",), ("abcabcab", "abcabcabX", "ab/cabca")]
 
 
@@ -199,9 +194,6 @@ async def test_rejection_that_quotes_the_key_is_redacted(stream: bool) -> None:
 
 def test_key_that_is_a_prefix_of_another_is_redacted() -> None:
     """Its first letters are sent as another field begins; the rest waits for the longer key."""
-    redactor = Redactor()
-    for secret in ("sk-live-0123456789", "sk-live-0123456789-org"):
-        redactor.add(secret)
-    pieces = RedactedPieces(redactor)
+    pieces = RedactedPieces(redactor_of("sk-live-0123456789", "sk-live-0123456789-org"))
     said = list(pieces.add([{"content": "sk-live"}, {"reasoning_content": "hm"}, {"content": "-0123456789"}]))
     assert "-0123456789" not in "".join(delta.get("content", "") for delta in [*said, *pieces.rest()])

@@ -162,12 +162,7 @@ def echoed(blocks: Iterable[dict[str, Any]], dice: random.Random) -> list[dict[s
     return found
 
 
-@given(
-    replies(arguments | broken),
-    st.sampled_from([None, SHOWN, SIGNED]),
-    st.integers(1, 9),
-    dices,
-)
+@given(replies(arguments | broken), st.sampled_from([None, SHOWN, SIGNED]), st.integers(1, 9), dices)
 @example(reply_of("I look.", '{"a": 1, "b": "c', reasoning="hm"), SHOWN, 2, random.Random(1))
 @example(reply_of("", '{"a": 1}}', '{"a": NaN}', " [1]", " "), None, 1, random.Random(2))
 @example(
@@ -247,12 +242,7 @@ def content_of(reply: dict[str, Any], *, javascript: bool) -> dict[str, Any]:
 GO = {"role": "user", "parts": [{"text": "go on"}]}
 
 
-@given(
-    replies(st.tuples(words, arguments)),
-    st.booleans(),
-    st.integers(1, 9),
-    st.booleans(),
-)
+@given(replies(st.tuples(words, arguments)), st.booleans(), st.integers(1, 9), st.booleans())
 @example(
     reply_of("x\u2028y\u2029z\x85", '{"b": 1,\n "a": "\u2028"}', "no JSON", ("", "[1]"), reasoning="hm"),
     True,

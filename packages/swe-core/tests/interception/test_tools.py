@@ -37,9 +37,7 @@ async def _read(wanted: Range) -> str:
 READ = HostTool("read_docs", "Reads the documentation.", Range, _read)
 
 
-async def test_host_tool_is_listed_and_called_with_right_arguments(
-    server: InterceptionServer,
-) -> None:
+async def test_host_tool_is_listed_and_called_with_right_arguments(server: InterceptionServer) -> None:
     async with talk(server, Typist()) as said:
         said.gate.tools.offer([READ])
         (listed,) = (await said.http.get("/tools")).json()["tools"]

@@ -35,20 +35,14 @@ def swe_agents():
 """
 
 HOOK = "from swe_core import hookimpl\n@hookimpl\n"
-OPTION = (
-    HOOK
-    + """def swe_options():
+OPTION = f"""{HOOK}def swe_options():
     from swe_core.api.component import RunOption
-    return [RunOption("{flag}", "{setting}", "How weights are sent.", "HOW")]
+    return [RunOption("{{flag}}", "{{setting}}", "How weights are sent.", "HOW")]
 """
-)
-WORKER = (
-    HOOK
-    + """def swe_workers():
+WORKER = f"""{HOOK}def swe_workers():
     from swe_core import Component
-    return [Component("training", lambda config: None, defaults={defaults}, settings={settings})]
+    return [Component("training", lambda config: None, defaults={{defaults}}, settings={{settings}})]
 """
-)
 
 
 @pytest.fixture
@@ -150,8 +144,7 @@ def test_equal_component_names_collide(install: Install) -> None:
 
 
 @pytest.mark.parametrize(
-    "code",
-    ["import not_there", OPTION.format(flag="--acme-sync", setting="worker.trl.sync")],
+    "code", ["import not_there", OPTION.format(flag="--acme-sync", setting="worker.trl.sync")]
 )
 def test_equal_plugin_names_collide(install: Install, code: str) -> None:
     install("acme-agent", "acme", code)
@@ -305,14 +298,12 @@ def test_invalid_option_is_an_error_of_its_plugin(install: Install, code: str, m
     assert plugin.options == []
 
 
-def test_worker_defaults_fill_unchosen_roles(tmp_path: Path) -> None:
+def test_worker_defaults_fill_unchosen_roles(load: Load, tmp_path: Path) -> None:
     """The choice of the user comes first, then that of the worker, then the default."""
-    file = tmp_path / "training.py"
-    file.write_text(WORKER.format(defaults={"agent": "nop", "engine": "vllm"}, settings={}))
-    plugins = PluginSet(extra=[str(file)])
+    plugins = load("mine.py", WORKER.format(defaults={"agent": "nop", "engine": "vllm"}, settings={}))
 
     def planned(*sets: str, **run: Any) -> tuple[str, str | None, str]:
-        settings = load_settings(None, sets, {"run": {"extra_plugins": (str(file),), **run}})
+        settings = load_settings(None, sets, {"run": {"extra_plugins": (str(tmp_path / "mine.py"),), **run}})
         plan = plan_run(settings, plugins)
         side = plan.model_side
         return plan.agent.name, side.name if isinstance(side, ResolvedComponent) else None, plan.sandbox.name
@@ -324,15 +315,13 @@ def test_worker_defaults_fill_unchosen_roles(tmp_path: Path) -> None:
     assert planned(worker="collect", extra_plugins=()) == ("mini", "replay", "local")
 
 
-def test_worker_presets_settings_of_other_plugins(tmp_path: Path) -> None:
+def test_worker_presets_settings_of_other_plugins(load: Load, tmp_path: Path) -> None:
     """A setting of the user comes first, then the preset, then the default of the component."""
-    file = tmp_path / "training.py"
     preset = {"grader": {"swe": {"suspicious": "unresolved"}}}
-    file.write_text(WORKER.format(defaults={}, settings=preset))
-    plugins = PluginSet(extra=[str(file)])
+    plugins = load("mine.py", WORKER.format(defaults={}, settings=preset))
 
     def suspicious(*sets: str, **run: Any) -> object:
-        settings = load_settings(None, sets, {"run": {"extra_plugins": (str(file),), **run}})
+        settings = load_settings(None, sets, {"run": {"extra_plugins": (str(tmp_path / "mine.py"),), **run}})
         return getattr(grader_of(settings, plugins).config, "suspicious", None)
 
     assert suspicious() == suspicious("grader.swe.log_mb=1") == "unresolved"
