@@ -76,6 +76,13 @@ class Repo:
         return SandboxSpec(repository=self.path, network="none")
 
 
+async def sh(sandbox: Sandbox, script: str) -> str:
+    """Run a script in a sandbox and return what it printed."""
+    done = await sandbox.exec(["sh", "-euc", script], timeout=60)
+    assert done.exit_code == 0, done.stdout.decode() + done.stderr.decode()
+    return done.text
+
+
 @pytest.fixture
 def repo(tmp_path: Path) -> Repo:
     return Repo(tmp_path / "repo")

@@ -30,7 +30,6 @@ from swe_testing.vllm import ScriptedVLLM, logprob_of
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-pytestmark = pytest.mark.anyio
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 ADMIN = {"Authorization": "Bearer admin-0123456789"}

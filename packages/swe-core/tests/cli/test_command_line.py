@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -41,10 +42,7 @@ def test_group_without_a_command_prints_its_help(ran: Ran) -> None:
 
 
 def test_interrupt_is_named(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(**_options: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "main", interrupted)
+    monkeypatch.setattr(cli, "main", Mock(side_effect=KeyboardInterrupt))
     assert ran("runs") == (130, "", "swe-core: interrupted\n")
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import patch
 
-import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from swe_core.cli import top as module
 from swe_core.cli.top import top
-from swe_core.rollout.run_directory import RunDirectory
 from swe_core.run.execute import SERVER_FILE
 from swe_testing.records import make_rollout, make_run
 
@@ -40,63 +38,49 @@ swe_rollouts_open 2.0
 # TYPE swe_tokens counter
 swe_tokens_total{{kind="completion"}} {tokens}
 """
-Serve = Callable[[str], RunDirectory]
 
 
-@pytest.fixture
-def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Make a run that serves these metrics; each look finds 100 more tokens."""
-    monkeypatch.setattr(module, "_PACE", 0.01)
-    servers: list[ThreadingHTTPServer] = []
+def shown(path: Path, text: str) -> list[list[str]]:
+    """What is shown of a run that serves these metrics, and at each look 100 more tokens."""
+    looks = iter(range(100, 10_000, 100))
 
-    def made(text: str) -> RunDirectory:
-        looks = iter(range(100, 10_000, 100))
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.headers["Authorization"] == "Bearer secret" and self.path == "/metrics"
+            self.send_response(200 if known else 401)
+            self.end_headers()
+            self.wfile.write(text.format(tokens=next(looks)).encode())
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                known = self.headers["Authorization"] == "Bearer secret" and self.path == "/metrics"
-                self.send_response(200 if known else 401)
-                self.end_headers()
-                self.wfile.write(text.format(tokens=next(looks)).encode())
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
 
-            def log_message(self, *_: object) -> None:
-                """Nothing."""
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        servers.append(server)
+    run = make_run(path / "run", 10)
+    run.rewrite(run.info.model_copy(update={"settings": {"run": {"concurrency": 4}}}))
+    run.append(make_rollout("a"))
+    run.append(make_rollout("b", outcome="error", reward=None))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        run = make_run(tmp_path / "run", 10)
-        run.rewrite(run.info.model_copy(update={"settings": {"run": {"concurrency": 4}}}))
-        run.append(make_rollout("a"))
-        run.append(make_rollout("b", outcome="error", reward=None))
         address = {"url": f"http://127.0.0.1:{server.server_port}", "metrics_token": "secret", "pid": 1}
         (run.path / SERVER_FILE).write_text(json.dumps(address))
-        return run
-
-    yield made
-    for server in servers:
+        with patch.object(module, "_PACE", 0.01):
+            done = CliRunner().invoke(top, [str(run.path), "--once"], env={"COLUMNS": "160"})
         server.shutdown()
-        server.server_close()
-
-
-def shown(run: RunDirectory) -> list[list[str]]:
-    done: Result = CliRunner().invoke(top, [str(run.path), "--once"], env={"COLUMNS": "160"})
     assert done.exit_code == 0, done.output
     title, *rows = done.stdout.splitlines()
     assert title.strip() == "2 of 10 rollouts finished: 1 error, 1 resolved"
     return [row.split() for row in rows]
 
 
-def test_each_node_has_a_row(serve: Serve) -> None:
-    head, one, two = shown(serve(OF_NODES))
+def test_each_node_has_a_row(tmp_path: Path) -> None:
+    head, one, two = shown(tmp_path, OF_NODES)
     assert " ".join(head) == "node state rollouts slots finished errors lost calls failed tokens/s"
     assert one[:-1] == ["one", "up", "5", "8", "3", "1", "0", "40", "2"]
     assert float(one[-1].replace(",", "")) > 0
     assert two == ["two", "out", "0", "8", "0", "0", "3", "0", "0", "0"]
 
 
-def test_run_in_one_process_is_one_node(serve: Serve) -> None:
-    _, here = shown(serve(OF_ONE))
+def test_run_in_one_process_is_one_node(tmp_path: Path) -> None:
+    _, here = shown(tmp_path, OF_ONE)
     assert here[:8] == ["this", "process", "up", "2", "4", "2", "1", "0"]
 
 

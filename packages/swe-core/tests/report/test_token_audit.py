@@ -66,18 +66,6 @@ def test_json_report_has_the_ledger(run: RunDirectory) -> None:
     assert two["ledger"]["dropped"] == {"error": 5}
 
 
-def rewrite_turns(run: RunDirectory, change: str) -> None:
-    file = run.path / "rollouts" / "one" / "turns.jsonl"
-    one, two, three = file.read_bytes().splitlines(keepends=True)
-    last = json.loads(three)
-    last["tokens"]["logprobs"].pop()
-    changed = {
-        "gone": b"", "torn": (one + two + three)[:-1], "damaged": one + b"{}\n" + three, "lost": one + three,
-        "base": two + three, "logprob": one + two + json.dumps(last).encode() + b"\n",
-    }  # fmt: skip
-    file.write_bytes(changed[change])
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -90,7 +78,15 @@ def rewrite_turns(run: RunDirectory, change: str) -> None:
     ],
 )  # fmt: skip
 def test_turns_that_contradict_the_ledger_fail_the_report(run: RunDirectory, change: str, words: str) -> None:
-    rewrite_turns(run, change)
+    file = run.path / "rollouts" / "one" / "turns.jsonl"
+    one, two, three = file.read_bytes().splitlines(keepends=True)
+    last = json.loads(three)
+    last["tokens"]["logprobs"].pop()
+    changed = {
+        "gone": b"", "torn": (one + two + three)[:-1], "damaged": one + b"{}\n" + three, "lost": one + three,
+        "base": two + three, "logprob": one + two + json.dumps(last).encode() + b"\n",
+    }  # fmt: skip
+    file.write_bytes(changed[change])
     done = reported(run)
     assert done.exit_code == 1
     assert words in " ".join(done.output.split())

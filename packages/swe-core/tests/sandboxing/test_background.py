@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import AsyncMock
+
 import anyio
 import anyio.lowlevel
 import pytest
 
 from swe_core.sandboxing.background import background_task_group
 
-pytestmark = pytest.mark.anyio
 PATIENCE = 60.0
 
 
@@ -43,12 +44,9 @@ async def test_background_tasks_outlive_outer_cancellation() -> None:
 
 
 async def test_error_of_a_background_task_is_raised_on_exit() -> None:
-    async def fail() -> None:
-        raise KeyError("theirs")
-
     with pytest.raises(ExceptionGroup) as raised:  # noqa: PT012  # the whole body is the test
         async with background_task_group() as tasks:
-            tasks.start_soon(fail)
+            tasks.start_soon(AsyncMock(side_effect=KeyError("theirs")))
             await anyio.wait_all_tasks_blocked()
     assert [str(error) for error in raised.value.exceptions] == ["'theirs'"]
 

@@ -18,7 +18,7 @@ from swe_core.sandboxing.repository.patch import export_patch
 from swe_core.sandboxing.repository.prepare import prepare_repository
 from swe_testing.records import make_task
 
-pytestmark = pytest.mark.anyio
+from ..repositories import sh
 
 _OTHERS = ("git", "python3", "comm")
 """What such an image has besides: Alpine's busybox has comm(1), Debian's is built without."""
@@ -60,12 +60,6 @@ def spec(tmp_path: Path) -> SandboxSpec:
 async def sandbox(provider: SandboxProvider, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
     async with provider.open(spec) as sandbox:
         yield sandbox
-
-
-async def sh(sandbox: Sandbox, script: str) -> str:
-    done = await sandbox.exec(["sh", "-euc", script], timeout=60)
-    assert done.exit_code == 0, done.stdout.decode() + done.stderr.decode()
-    return done.text
 
 
 @pytest.mark.parametrize("bug", ["", BUG], ids=["commits above the base", "a bug to put in"])

@@ -14,7 +14,6 @@ from swe_core.api.sandbox import Stream
 from swe_core.errors import SandboxBroken, SandboxDied
 from swe_core.sandboxing.process import BUFFERED, FedProcess
 
-pytestmark = pytest.mark.anyio
 PATIENCE = 60.0
 """Seconds until a test that hangs fails."""
 
@@ -57,10 +56,6 @@ async def fed(process: FedProcess) -> AsyncIterator[FedProcess]:
             tasks.start_soon(process.run)
             yield process
             tasks.cancel_scope.cancel()
-
-
-async def read(process: FedProcess) -> list[tuple[Stream, bytes]]:
-    return [chunk async for chunk in process.output()]
 
 
 @given(count=st.integers(0, 3 * BUFFERED), wanted=st.integers(1, 3 * BUFFERED), code=st.integers(0, 255))
@@ -119,7 +114,7 @@ async def test_kill_discards_unread_output() -> None:
         await anyio.wait_all_tasks_blocked()
         await process.kill()
         assert await process.wait() == 137
-        assert await read(process) == []
+        assert [chunk async for chunk in process.output()] == []
         assert process.condemned_first
         await process.kill()
 
@@ -151,9 +146,9 @@ async def test_error_is_raised_after_the_output_each_time() -> None:
 
 async def test_output_has_one_reader() -> None:
     async with fed(Scripted(says([("stdout", b"one")]))) as process:
-        assert await read(process) == [("stdout", b"one")]
+        assert [chunk async for chunk in process.output()] == [("stdout", b"one")]
         with pytest.raises(RuntimeError, match="only once"):
-            await read(process)
+            await anext(process.output())
         assert await process.wait() == 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from unittest.mock import AsyncMock
 
 import anyio
 import pytest
@@ -13,7 +14,6 @@ from swe_core.errors import SandboxError
 from swe_core.system import detached as module
 from swe_core.system.detached import apart, closed, held
 
-pytestmark = pytest.mark.anyio
 WHAT = "the work"
 
 
@@ -25,13 +25,8 @@ async def stubborn() -> None:
 
 
 async def test_detached_returns_and_raises_as_the_work() -> None:
-    async def four() -> int:
-        return 4
-
-    async def fails() -> None:
-        raise KeyError("four")
-
-    assert await apart(four, WHAT) == 4
+    fails = AsyncMock(side_effect=KeyError("four"))
+    assert await apart(AsyncMock(return_value=4), WHAT) == 4
     for awaited in (apart(fails, WHAT), closed(fails, WHAT, SandboxError)):
         with pytest.raises(KeyError, match="four"):
             await awaited
@@ -67,11 +62,8 @@ async def test_detached_cancellation_waits_for_the_work() -> None:
 
 
 async def test_unexpected_cancellation_is_an_error() -> None:
-    async def odd() -> None:
-        raise asyncio.CancelledError
-
     with pytest.raises(RuntimeError, match="the work ended as cancelled, but nothing cancelled it"):
-        await apart(odd, WHAT)
+        await apart(AsyncMock(side_effect=asyncio.CancelledError), WHAT)
 
 
 async def test_closing_is_shielded_from_outer_cancellation() -> None:

@@ -12,7 +12,6 @@ from random import Random
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,7 +141,6 @@ def test_temporary_secret_is_forgotten_with_its_rollout() -> None:
         assert redactor.known() == {OTHER, "for-good-1234"}, "of no rollout, it stays"
 
 
-@pytest.mark.anyio
 async def test_redaction_scope_follows_tasks_and_threads() -> None:
     """Two runs in one process are separate, and a rollout forgets its own secrets only."""
     seen: dict[str, set[str]] = {}

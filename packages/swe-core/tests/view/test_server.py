@@ -18,8 +18,6 @@ from swe_testing.sample_runs import WordTokenizer, add_sample, sample_training
 
 from .html import html
 
-pytestmark = pytest.mark.anyio
-
 
 @asynccontextmanager
 async def client(site: Site, key: str | None = None) -> AsyncIterator[TestClient]:

@@ -76,7 +76,6 @@ def test_port_where_nothing_listens(language: str) -> None:
     assert (done.stdout, done.returncode == 0) == (b"", False)
 
 
-@pytest.mark.anyio
 async def test_requests_go_through_commands_inside() -> None:
     """The first command cannot be run, and the relay tries again. All processes end with their streams."""
     commands: list[list[str]] = []
@@ -142,7 +141,6 @@ def pulled(monkeypatch: pytest.MonkeyPatch) -> Pulled:
     return ask
 
 
-@pytest.mark.anyio
 async def test_any_port_and_any_number_of_connections(pulled: Pulled) -> None:
     """Port 0, on which nothing can listen, is port 0 inside too; and no connection waits for another."""
     ports: list[str] = []
@@ -182,7 +180,6 @@ class Breaking(ByteStream):
         self.closed = True
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("command", "says"),
     [

@@ -20,7 +20,6 @@ from swe_testing.sandbox.network import hello, serving
 
 from .helpers import Proxy, dial_host, on_this_host, over, reached, request
 
-pytestmark = pytest.mark.anyio
 SECRET = bytes(32)
 
 

@@ -25,7 +25,6 @@ from swe_testing.sandbox.base import PATIENCE
 
 from .helpers import BOTH, LANGUAGES, program_of, running
 
-pytestmark = pytest.mark.anyio
 SECRET = bytes(range(32))
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 SETTINGS = {"secret": SECRET.hex(), "port": 0, "tick": 0.1, "bodies": 1 << 20}

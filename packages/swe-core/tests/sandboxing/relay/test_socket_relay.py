@@ -22,7 +22,6 @@ from swe_testing.sandbox.network import hello, serving
 
 from .helpers import BOTH, NODE, needs_node, program_of, running
 
-pytestmark = pytest.mark.anyio
 OBSTACLE = why_not(find_bwrap())
 needs_namespaces = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 

@@ -9,8 +9,6 @@ from swe_testing.records import make_task
 
 from ...repositories import Repo, slow_but, swe_grader
 
-pytestmark = pytest.mark.anyio
-
 TEST = "from calc import add\n\ndef test_add(): assert add(1, 2) == 3\n"
 PYTEST = "python -m pytest -rA -p no:cacheprovider"
 

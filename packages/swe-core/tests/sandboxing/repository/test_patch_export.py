@@ -13,9 +13,7 @@ from swe_core.errors import SandboxError, SandboxTimeout
 from swe_core.sandboxing.repository import git
 from swe_core.sandboxing.repository.patch import Base, PatchUnavailable, export_patch, record_base
 
-from ...repositories import Repo, slow_but
-
-pytestmark = pytest.mark.anyio
+from ...repositories import Repo, sh, slow_but
 
 EXPECTED = b"""\
 diff --git a/a.txt b/a.txt
@@ -26,12 +24,6 @@ index 78981922613b2afb6025042ff6bd878ac1994e85..d49c2e721b44b101b9b65c1e2847063a
  a
 +more
 """
-
-
-async def sh(sandbox: Sandbox, script: str) -> str:
-    done = await sandbox.exec(["bash", "-euc", script], timeout=60)
-    assert done.exit_code == 0, done.stderr.decode()
-    return done.text
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from swe_core.builtin.swe.protected import Protection
 from swe_core.sandboxing.repository.patch import export_patch, record_base
 from swe_testing.records import make_task
 
-from ...repositories import Repo
+from ...repositories import Repo, sh
 
 File = tuple[str, bytes]  # "644" | "755" | "link", content
 Files = Mapping[str, File]
@@ -107,12 +107,6 @@ def unpack(packed: bytes) -> dict[str, File]:
     return found
 
 
-async def sh(sandbox: Sandbox, script: str) -> bytes:
-    done = await sandbox.exec(["sh", "-euc", script], timeout=60)
-    assert done.exit_code == 0, done.stderr.decode()
-    return done.stdout
-
-
 async def replace_files(sandbox: Sandbox, tree: Files) -> None:
     await sh(sandbox, "find . -mindepth 1 -maxdepth 1 ! -name .git -exec rm -rf {} +")
     await sandbox.put_archive(sandbox.spec.workdir, archive(tree))
@@ -127,9 +121,9 @@ async def round_trip(sandbox: Sandbox, before: Files, after: Files) -> tuple[byt
     fresh = await record_base(sandbox)
     assert fresh.tree == base.tree
     await prepare_tree(sandbox, fresh, make_task(), patch, References(), timeout=60)
-    found = unpack(await sh(sandbox, "tar -c --format=pax --exclude=./.git ."))
+    packed = await sandbox.exec(["tar", "-c", "--format=pax", "--exclude=./.git", "."], timeout=60)
     await sh(sandbox, f"rm -rf {base.store} {fresh.store}")
-    return patch, found
+    return patch, unpack(packed.stdout)
 
 
 def counting(tree: Files, before: Files) -> dict[str, File]:

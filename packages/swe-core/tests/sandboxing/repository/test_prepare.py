@@ -16,13 +16,13 @@ from swe_core.sandboxing.repository.patch import Base, export_patch
 from swe_core.sandboxing.repository.prepare import prepare_repository
 from swe_testing.records import make_task
 
-from ...repositories import Repo, slow_but
-
-pytestmark = pytest.mark.anyio
+from ...repositories import Repo, sh, slow_but
 
 FIX = "the-fix-nobody-may-read-7f3a"
 FSCK = "git fsck --full --no-dangling 2>&1"
-SEARCH = """
+SEARCH = (
+    f": ${{FIX:={FIX}}}"
+    + """
 find_in() {
   git --git-dir="$1" cat-file --batch-all-objects --batch >/tmp/objects
   if grep -qa "$FIX" /tmp/objects; then echo "an object of $1"; fi
@@ -34,6 +34,7 @@ done
 find_in "$(git rev-parse --git-dir)"
 grep -rla "$FIX" . || :
 """
+)
 """Prints where FIX is: in the objects of each git directory, or in any file."""
 
 FUTURE = f"""
@@ -93,12 +94,6 @@ def aged(repo: Repo) -> Repo:
     repo.commit(a_py="a = 2\n")
     repo.sh(FUTURE)
     return repo
-
-
-async def sh(sandbox: Sandbox, script: str) -> str:
-    done = await sandbox.exec(["sh", "-euc", script], env={"FIX": FIX}, timeout=60)
-    assert done.exit_code == 0, done.stdout.decode() + done.stderr.decode()
-    return done.text
 
 
 @asynccontextmanager
