@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import aiohttp
 import anyio
@@ -242,14 +242,6 @@ class Bench:
         assert "balanced, 100.0 % accounted for" in shown.output
 
 
-def local_executor(parts: RunContext, run: RunDirectory) -> LocalExecutor:
-    """An open executor of this process."""
-    executor = LocalExecutor()
-    executor._site = LocalSite(parts, run.path / FOLDERS)
-    executor._engine = parts.gate[1] if parts.gate is not None else None
-    return executor
-
-
 @asynccontextmanager
 async def open_bench(
     path: Path, tasks: Sequence[str] = ("t-1", "t-2"), max_errors: int = 0, **parts: Any
@@ -272,10 +264,11 @@ async def open_bench(
         patched.setattr(loop, "export_patch", export)
         async with engine, InterceptionServer() as server:
             context = RunContext(agent, provider, grader, (server, engine), None, run.redactor)
-            executor = local_executor(context, run)
+            site, executor = LocalSite(context, path / FOLDERS), LocalExecutor()
+            executor._site, executor._engine = site, engine
             runner = Runner(requests, executor, engine, run, [], concurrency=2, max_errors=max_errors)
             runner.observe(witness)
             with anyio.fail_after(PATIENCE):
                 yield Bench(runner, run, agent, engine, provider, grader, witness)
     assert provider.alive == []
-    assert cast(LocalSite, executor._site)._running == {}
+    assert site._running == {}

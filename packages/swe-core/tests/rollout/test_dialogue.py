@@ -15,7 +15,7 @@ from swe_core.sandboxing.interactive import InteractiveProcess
 from swe_testing.agents import ScriptedModel, run_once
 
 OBSTACLE = why_not(find_bwrap())
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))]
+pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 PROGRAM = """
 import json, os, sys, urllib.request
 def ask(text):

@@ -16,8 +16,6 @@ from swe_testing.waiting import until
 
 from .runner_bench import Bench, open_bench
 
-pytestmark = pytest.mark.anyio
-
 
 def failed(task: str, message: str = "the key is wrong", attempt: int = 0, **fields: str) -> Rollout:
     known = {"boundary": "engine", "type": "EngineRefused", **fields}

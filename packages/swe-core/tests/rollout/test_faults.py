@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,6 @@ from swe_core.rollout import state
 from swe_core.system import detached
 
 from .faulty_bench import BAD, BROKEN, Faults, Kind, comparable, run_three
-
-pytestmark = pytest.mark.anyio
 
 ENGINES = ("engine.", "reply.", "dialect.", "folder.")
 GOES_ON = ("observer.", "tool.")
@@ -90,34 +89,51 @@ def expected(point: str, kind: Kind, phase: str) -> str:
     return BY_PHASE[phase]
 
 
+Failures = Callable[[str, Kind], AsyncIterator[tuple[str, dict[str, Any]]]]
+
+
+@pytest.fixture
+def failures(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    undisturbed: Undisturbed,
+) -> Failures:
+    """Lets each call at a point fail, one in a run: in which phase that was, and the record of `BAD` then.
+
+    The other rollouts are as in the undisturbed run.
+    """
+    records, seen = undisturbed
+
+    async def failing(point: str, kind: Kind) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        for nth in range(seen[point]):
+            caplog.clear()
+            faults = Faults(point, nth, kind)
+            run = await run_three(tmp_path / str(nth), faults, monkeypatch)
+            assert faults.hit is not None
+            after = comparable(run)
+            bad = after.pop(BAD)
+            assert after == {name: record for name, record in records.items() if name != BAD}
+            assert audit(run, run.rollouts()).problems == ()
+            yield faults.hit, bad
+
+    return failing
+
+
 @pytest.mark.parametrize(
     ("point", "kind"),
     [pytest.param(point, kind, marks=() if kind == "raises" else pytest.mark.slow) for point, kind in CASES],
 )
 async def test_failure_ends_its_own_rollout_only(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    undisturbed: Undisturbed,
-    point: str,
-    kind: Kind,
+    failures: Failures, caplog: pytest.LogCaptureFixture, undisturbed: Undisturbed, point: str, kind: Kind
 ) -> None:
-    before, seen = undisturbed
-    for nth in range(seen[point]):
-        caplog.clear()
-        faults = Faults(point, nth, kind)
-        run = await run_three(tmp_path / str(nth), faults, monkeypatch)
-        assert faults.hit is not None
-        after = comparable(run)
-        bad, was = after.pop(BAD), before[BAD]
-        assert after == {name: record for name, record in before.items() if name != BAD}
-        assert audit(run, run.rollouts()).problems == ()
+    async for phase, bad in failures(point, kind):
         if point.startswith(GOES_ON) or (kind == "wrong" and bad["failure"] is None):
-            assert bad == was
+            assert bad == undisturbed[0][BAD]
             assert point.startswith("tool.") or kind == "wrong" or "failed" in caplog.text
             continue
         assert (bad["outcome"], bad["reward"]) == ("error", None)
-        assert bad["failure"]["boundary"] == expected(point, kind, faults.hit), bad["failure"]
+        assert bad["failure"]["boundary"] == expected(point, kind, phase), bad["failure"]
         assert bad["failure"]["message"]
         assert kind != "raises" or BROKEN in bad["failure"]["message"]
         assert (bad["ledger"] or {"trainable": 0})["trainable"] == 0
@@ -125,25 +141,12 @@ async def test_failure_ends_its_own_rollout_only(
 
 @pytest.mark.parametrize("point", SHIELDED)
 async def test_hanging_collaborator_is_abandoned(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    undisturbed: Undisturbed,
-    point: str,
+    failures: Failures, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, point: str
 ) -> None:
     """Also if it ignores cancellation or is shielded from it."""
     monkeypatch.setattr(detached, "CLOSING", 0.05)
     monkeypatch.setattr(state, "SANDBOX_CLOSING", 0.05)
-    before, seen = undisturbed
-    for nth in range(seen[point]):
-        caplog.clear()
-        faults = Faults(point, nth, "hangs")
-        run = await run_three(tmp_path / str(nth), faults, monkeypatch)
-        assert faults.hit is not None
-        after = comparable(run)
-        bad = after.pop(BAD)
-        assert after == {name: record for name, record in before.items() if name != BAD}
-        assert audit(run, run.rollouts()).problems == ()
+    async for _, bad in failures(point, "hangs"):
         assert "did not end within 0.05 s and was abandoned" in caplog.text
         if point in ("engine.complete", "tool.run"):  # the budget of time has ended these
             assert (bad["outcome"], bad["ended_by"]) == ("resolved", "wall")

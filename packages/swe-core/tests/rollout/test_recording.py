@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import anyio
 import pytest
@@ -22,18 +23,12 @@ from swe_core.rollout.recording import RecordingEngine, read_recording
 from swe_core.system.redaction import Redactor
 from swe_testing.provider import ScriptedProvider, call_tool, say
 
-pytestmark = pytest.mark.anyio
 MESSAGES = [{"role": "user", "content": "hi"}]
 REQUEST = ChatRequest({"messages": MESSAGES}, MESSAGES)
 
 
 def _who(task: str = "t", attempt: int = 0, agent: str = "pi", rollout: str = "r") -> EngineSession:
     return EngineSession(rollout, task, attempt, agent)
-
-
-def _write(file: Path, *lines: Any) -> Path:
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return file
 
 
 def _line(*texts: str, **more: Any) -> dict[str, Any]:
@@ -43,7 +38,8 @@ def _line(*texts: str, **more: Any) -> dict[str, Any]:
 
 def _replay(folder: Path, *lines: Any) -> ReplayEngine:
     """A replay of these lines; `in.jsonl` in the folder has them."""
-    return ReplayEngine(ReplayConfig(file=_write(folder / "in.jsonl", *lines)))
+    (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return ReplayEngine(ReplayConfig(file=folder / "in.jsonl"))
 
 
 async def _converse(server: InterceptionServer, engine: Engine, who: EngineSession, calls: int) -> list[Turn]:
@@ -156,12 +152,9 @@ async def test_most_specific_line_is_replayed(tmp_path: Path) -> None:
 async def test_replayed_stream_comes_in_pieces(tmp_path: Path) -> None:
     text = "word " * 30
     engine = _replay(tmp_path, _line(text))
-    pieces: list[str] = []
-
-    async def emit(delta: Any) -> None:
-        pieces.append(delta.get("content", ""))
-
+    emit = AsyncMock()
     await engine.complete(REQUEST, _who(), emit)
+    pieces = [asked.args[0].get("content", "") for asked in emit.await_args_list]
     assert "".join(pieces) == text
     assert len(pieces) > 3
 

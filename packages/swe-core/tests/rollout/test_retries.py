@@ -27,7 +27,6 @@ from swe_core.tokens.chains import chains_of
 
 from .runner_bench import Bench
 
-pytestmark = pytest.mark.anyio
 GONE = "its host is gone"
 
 

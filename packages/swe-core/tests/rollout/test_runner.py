@@ -29,8 +29,6 @@ from swe_core.tokens.chains import chains_of
 from .runner_bench import Bench, Box, Caller
 from .shaky_server import ids
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_rollout_is_recorded_and_returned(bench: Bench) -> None:
     own = bench.first.model_copy(update={"id": "by-the-worker"})
@@ -219,6 +217,34 @@ async def test_outer_cancellation_is_recorded_and_propagates(bench: Bench, why: 
     assert rollout.ledger.dropped == {why or "cancelled": rollout.ledger.sampled}
     assert bench.provider.alive == []
     bench.accounted()
+
+
+@pytest.mark.parametrize(
+    ("submit", "says", "recorded"),
+    [
+        (AsyncMock(), r"LocalExecutor returned from submit\(\) without a call of commit", 0),
+        (AsyncMock(side_effect=KeyError("a")), r"LocalExecutor failed in submit\(\): KeyError: 'a'", 0),
+        (None, "LocalExecutor committed '.*' twice", 1),
+    ],
+    ids=("without a commit", "failing", "two commits"),
+)
+async def test_executor_that_breaks_its_contract_is_named(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, submit: AsyncMock | None, says: str, recorded: int
+) -> None:
+    executor = bench.runner._executor
+    real = executor.submit
+
+    async def twice(request: Any, observer: Any, commit: Any, agent: Any) -> None:
+        def both(finished: Any) -> None:
+            commit(finished)
+            commit(finished)
+
+        await real(request, observer, both, agent)
+
+    monkeypatch.setattr(executor, "submit", submit or twice)
+    with pytest.raises(PluginError, match=says):
+        await bench.runner.run(bench.first)
+    assert len(bench.run.rollouts()) == recorded
 
 
 async def test_unwritable_run_directory_is_an_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

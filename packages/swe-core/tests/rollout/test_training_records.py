@@ -7,6 +7,7 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -31,17 +32,8 @@ from swe_core.rollout.training_records import (
 
 
 def row(step: int, rollout: str, version: int | None = None, number: int = 0) -> TrainedRow:
-    return TrainedRow(
-        step=step,
-        version=version or step,
-        rollout_id=rollout,
-        row=number,
-        advantage=0.5,
-        weight=1.0,
-        tokens=2,
-        logprobs=[-0.25, None],
-        clipped=0,
-    )
+    fixed: Any = {"advantage": 0.5, "weight": 1.0, "tokens": 2, "logprobs": [-0.25, None], "clipped": 0}
+    return TrainedRow(step=step, version=version or step, rollout_id=rollout, row=number, **fixed)
 
 
 def group(number: int, skipped: str | None = None) -> ClosedGroup:
@@ -124,16 +116,10 @@ def test_rows_of_a_rollout_are_read_without_parsing_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / TRAINED_FILE, *(row(step, f"t-g{n}-0") for step in (1, 2) for n in range(50)))
-    parsed: list[bytes] = []
-    parse = training_records._parsed
-
-    def counting(line: bytes, model: Any) -> Any:
-        parsed.append(line)
-        return parse(line, model)
-
-    monkeypatch.setattr(training_records, "_parsed", counting)
+    parse = Mock(wraps=training_records._parsed)
+    monkeypatch.setattr(training_records, "_parsed", parse)
     assert seen(read_trained(tmp_path, "t-g7-0")) == [(1, "t-g7-0", 0), (2, "t-g7-0", 0)]
-    assert len(parsed) == 2
+    assert parse.call_count == 2
 
 
 def test_line_of_another_writer_is_read_too(tmp_path: Path) -> None:
@@ -174,16 +160,9 @@ def test_lines_that_do_not_fit_leave_the_file_as_it_was(
 
 
 def evaluation(step: int, version: int) -> Evaluation:
-    counts = {"rollouts": 3, "verdicts": 2, "resolved": 1, "errors": 1}
-    return Evaluation(
-        step=step,
-        version=version,
-        oldest=version,
-        newest=version + 1,
-        **counts,
-        reward=0.5,
-        finished_at=datetime(2026, 1, 1, tzinfo=UTC),
-    )
+    fixed: Any = {"rollouts": 3, "verdicts": 2, "resolved": 1, "errors": 1, "reward": 0.5}
+    fixed["finished_at"] = datetime(2026, 1, 1, tzinfo=UTC)
+    return Evaluation(step=step, version=version, oldest=version, newest=version + 1, **fixed)
 
 
 def test_evaluations_of_lost_weights_are_left_out(tmp_path: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from anyio.from_thread import start_blocking_portal
 
+from swe_core.api.engine import TokenTable
 from swe_core.api.records import Outcome
-from swe_core.api.rollout_request import Observer, RolloutRequest
+from swe_core.builtin.replay.engine import ReplayEngine
 from swe_core.errors import UsageError
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.rollout.training_records import VOCABULARY_FILE, read_vocabulary
@@ -25,28 +25,6 @@ from ..rollout.runner_bench import Witness
 
 SETS = ("run.agent=oracle", "run.plugins=[]", "sandbox.local.unisolated=true", 'run.only=["demo__memofn-1"]')
 
-SPELLING = """
-from swe_core import Component, Config, Engine, hookimpl
-from swe_core.api.engine import TokenTable
-
-class Spelling(Engine):
-    model = "spelling"
-    def __init__(self, config):
-        pass
-    def vocabulary(self):
-        return TokenTable("letters", [b"a", b"b"], {})
-    async def complete(self, request, session, emit=None):
-        raise AssertionError("no call is made here")
-
-@hookimpl
-def swe_engines():
-    return [Component("spelling", Spelling, Config, "has a vocabulary")]
-"""
-
-
-def observe(requests: Sequence[RolloutRequest], notes: Sequence[str]) -> Observer:
-    return Witness()
-
 
 @pytest.mark.slow
 def test_open_run_works_in_a_thread_and_resumes(tmp_path: Path) -> None:
@@ -56,7 +34,7 @@ def test_open_run_works_in_a_thread_and_resumes(tmp_path: Path) -> None:
 
     def outcome(name: str, resume: bool) -> Outcome:
         with start_blocking_portal() as portal:
-            opened = open_run(plan, plugins, out, observe, resume=resume)
+            opened = open_run(plan, plugins, out, lambda *_: Witness(), resume=resume)
             with portal.wrap_async_context_manager(opened) as runner:
                 request = runner.requests[0].model_copy(update={"id": name})
                 return portal.call(runner.run, request).rollout.outcome
@@ -92,20 +70,19 @@ def test_setting_cannot_change_on_resume_unless_the_caller_calls_it_adjustable(
 
 
 @pytest.mark.slow
-def test_run_has_the_vocabulary_of_its_engine(tmp_path: Path) -> None:
+def test_run_has_the_vocabulary_of_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From its start, and a resumed run leaves the file as it is."""
-    plugin, out = tmp_path / "spelling.py", tmp_path / "run"
-    plugin.write_text(SPELLING)
-    settings = load_settings(
-        sets=(*SETS, "run.agent=mini", "run.engine=spelling", f'run.extra_plugins=["{plugin}"]')
-    )
+    monkeypatch.setattr(ReplayEngine, "vocabulary", lambda _: TokenTable("letters", [b"a", b"b"], {}))
+    settings = load_settings(sets=(*SETS, "run.agent=mini"))
     plugins = load_plugins(settings.run)
-    plan = plan_run(settings, plugins)
+    plan, out = plan_run(settings, plugins), tmp_path / "run"
 
     def opened(resume: bool) -> None:
         with (
             start_blocking_portal() as portal,
-            portal.wrap_async_context_manager(open_run(plan, plugins, out, observe, resume=resume)),
+            portal.wrap_async_context_manager(
+                open_run(plan, plugins, out, lambda *_: Witness(), resume=resume)
+            ),
         ):
             assert (out / VOCABULARY_FILE).is_file()
 

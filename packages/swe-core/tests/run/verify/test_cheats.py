@@ -21,8 +21,6 @@ from swe_core.sandboxing.repository.prepare import prepare_repository
 from ...repositories import Repo, slow_but
 from .conftest import CASES, new_file
 
-pytestmark = pytest.mark.anyio
-
 _GULLIBLE = """cd /testbed
 {setup}
 git apply --whitespace=nowarn /tmp/model.patch || exit 99

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import anyio
 import pytest
@@ -24,7 +24,6 @@ from swe_core.run.verify.verify import UNRELATED, Methods, verify_tasks
 
 from .conftest import ScriptedGrader
 
-pytestmark = pytest.mark.anyio
 RESOLVED = Grade(resolved=True, fail_to_pass={"t": "PASSED"})
 NOT = Grade(resolved=False, reason="1 of 1 tests fail", fail_to_pass={"t": "FAILED"})
 UNBROKEN = "it is resolved without a fix: its tests pass at the base"
@@ -118,12 +117,10 @@ async def test_task_without_gold_patch_is_broken(make_task: Any, methods: Any) -
 
 
 async def test_report_says_why_a_gold_patch_is_broken(make_task: Any, methods: Any) -> None:
-    class Failing:
-        async def grade(self, *args: object) -> Graded:
-            grade = Grade(resolved=False, reason="1 of 1 tests fail", fail_to_pass={"t": "MISSING"})
-            return Graded(grade=grade, log=b"E   ModuleNotFoundError: No module named 'sure'\nE   second\n")
-
-    verdict = await one(methods(Failing()), make_task())
+    grade = Grade(resolved=False, reason="1 of 1 tests fail", fail_to_pass={"t": "MISSING"})
+    graded = Graded(grade=grade, log=b"E   ModuleNotFoundError: No module named 'sure'\nE   second\n")
+    failing = SimpleNamespace(grade=AsyncMock(return_value=graded))
+    verdict = await one(methods(failing), make_task())
     assert (verdict.verdict, verdict.reason) == (
         "broken_gold",
         "the gold patch does not resolve it: 1 of 1 tests fail; the first error is "
@@ -224,20 +221,16 @@ async def test_concurrency_bounds_open_sandboxes(
     concurrency = 2
     counting = Counting(provider, concurrency)
 
-    class Opening:
-        """A grader with a sandbox."""
-
-        async def grade(
-            self, task: Task, patch: bytes, provider: SandboxProvider, spec: SandboxSpec, timeout: float
-        ) -> Graded:
-            async with provider.open(spec):
-                if b"a + b" not in patch and patch not in (b"", UNRELATED):
-                    with anyio.fail_after(60):
-                        await counting.full.wait()
-            return Graded(grade=honest(patch, 0))
+    async def grade(task: Task, patch: bytes, provider: Any, spec: SandboxSpec, timeout: float) -> Graded:
+        async with provider.open(spec):
+            if not is_gold(patch) and patch not in (b"", UNRELATED):
+                with anyio.fail_after(60):
+                    await counting.full.wait()
+        return Graded(grade=honest(patch, 0))
 
     tasks = [make_task(instance_id=f"t__adder-{number}") for number in range(2)]
-    found = await verified(methods(Opening(), TWO, provider=counting), *tasks, concurrency=concurrency)
+    given = methods(SimpleNamespace(grade=grade), TWO, provider=counting)
+    found = await verified(given, *tasks, concurrency=concurrency)
     assert [verdict.verdict for verdict, _ in found] == ["usable"] * 2
     assert (counting.most, counting.open_now) == (concurrency, 0)
 
