@@ -1,6 +1,7 @@
 """Shared by the tests of every package: what is slow, what runs in which worker, and the event loop."""
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import hypothesis
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+
+from swe_core.builtin.local.bwrap import find_bwrap, why_not
 
 FEW_EXAMPLES = 10
 """Of a property in `make test`. `make test-slow` takes as many as the property asks for."""
@@ -29,6 +32,34 @@ pytest_plugins = [
 def anyio_backend() -> str:
     """aiohttp's server needs asyncio, so asyncio is what everything is tested on."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def local_sandbox() -> None:
+    """A machine on which local sandboxes isolate; elsewhere the test is skipped with the remedy."""
+    obstacle = why_not(find_bwrap())
+    if obstacle is not None:
+        pytest.skip(obstacle)
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A directory for TMPDIR, with a short name: it holds unix sockets."""
+    with tempfile.TemporaryDirectory(prefix="swe-", dir="/tmp") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the user's caches and seals out of the test."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def no_installed_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None but the built-in plugins, and those that a command names."""
+    monkeypatch.setenv("SWE_PLUGINS", "")
 
 
 @pytest.fixture(scope="session")

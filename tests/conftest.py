@@ -20,7 +20,6 @@ from click.testing import CliRunner
 
 from swe_core.api.task import Task
 from swe_core.builtin.demo.source import DemoSource
-from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.cli.report import report
 from swe_testing.serving.start import FRUGAL
 from swe_testing.vllm import ScriptedVLLM
@@ -64,14 +63,6 @@ Scripted = Callable[..., ScriptedVLLM]
 TASK = "demo__memofn-1"
 
 
-@pytest.fixture(scope="session")
-def local_sandbox() -> None:
-    """A machine on which local sandboxes isolate; elsewhere the test is skipped with the remedy."""
-    obstacle = why_not(find_bwrap())
-    if obstacle is not None:
-        pytest.skip(obstacle)
-
-
 DOCKER = pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])
 
 
@@ -94,13 +85,6 @@ def warm_trainer() -> Iterator[Warm]:
     """The same with TRL; what libraries read of the environment at their import is `FRUGAL`."""
     with Warm(TRAINING, FRUGAL) as warm:
         yield warm
-
-
-@pytest.fixture
-def scratch() -> Iterator[Path]:
-    """A directory for TMPDIR, with a short name: it holds unix sockets."""
-    with tempfile.TemporaryDirectory(prefix="swe-", dir="/tmp") as path:
-        yield Path(path)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from swe_sandbox_docker.provider import DockerProvider
 from swe_testing.agents import Run, ScriptedModel, Trial, run_once
 from swe_testing.registry import bare_layer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.docker]
+pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.usefixtures("own_folders")]
 
 IMAGE = "swe-test-bare:1"
 CALL = """
@@ -59,13 +59,6 @@ class Static(BundledAgent):
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
         return {"KEY": ctx.api_key}
-
-
-@pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the bundles of this test out of the user's cache."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 async def run_bare(agent: BundledAgent, image: str, *script: str | Run) -> Trial:

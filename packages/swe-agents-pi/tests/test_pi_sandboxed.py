@@ -9,13 +9,11 @@ import pytest
 
 from swe_agents_pi.agent import PiAgent
 from swe_core import AgentExit, Sandbox, SandboxSpec
-from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.builtin.local.provider import LocalProvider
 
 from .helpers import ScriptedLLM, calls, context
 
-OBSTACLE = why_not(find_bwrap())
-pytestmark = [pytest.mark.pi, pytest.mark.anyio, pytest.mark.skipif(bool(OBSTACLE), reason=str(OBSTACLE))]
+pytestmark = [pytest.mark.pi, pytest.mark.anyio, pytest.mark.usefixtures("local_sandbox")]
 
 
 @pytest.fixture

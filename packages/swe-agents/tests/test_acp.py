@@ -11,15 +11,13 @@ import pytest
 from swe_agents.acp import AGENTS, AcpAgent, AcpConfig
 from swe_core.api.agent import AgentContext
 from swe_core.api.limits import Budgets
-from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.errors import AgentError, ConfigError
 from swe_testing.agents import Run, Scripted, ScriptedModel, Trial, run_once
 from swe_testing.records import make_task
 
 from .trials import reader
 
-OBSTACLE = why_not(find_bwrap())
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("local_sandbox")]
 PROGRAM = Path(__file__).with_name("acp_program.py").read_text()
 
 

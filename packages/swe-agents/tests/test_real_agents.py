@@ -15,15 +15,13 @@ from swe_agents.opencode import OpenCode
 from swe_agents.qwen_code import QwenCode, QwenCodeConfig
 from swe_core import AgentContext, ChatRequest, Completion
 from swe_core.api.limits import Budgets
-from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.bundles import BundledAgent
 from swe_core.errors import AgentError, RequestRefused
 from swe_testing.agents import Run, ScriptedModel, text_reply
 
 from .trials import calls, contexts_of, reader, trial_of
 
-OBSTACLE = why_not(find_bwrap())
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("local_sandbox")]
 CLAUDE_CODE = ClaudeCode(ClaudeCodeConfig(accept_license=True))
 AGENTS = [Codex(), CLAUDE_CODE, GeminiCli(), OpenCode(), QwenCode(), KimiCode()]
 MARKS = [pytest.mark.slow] * 3 + [pytest.mark.long] * 3  # first those with a dialect of their own

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.rollout.run_directory import RunDirectory
 
 HERE = Path(__file__).parent
@@ -182,14 +181,6 @@ class Run:
             assert bytes(row.input_ids[2:].tolist()).decode() == rollout["id"]
         assert self.cluster.spools == []
         assert self.cluster.sandboxes == []
-
-
-@pytest.fixture(scope="session")
-def local_sandbox() -> None:
-    """A machine on which local sandboxes isolate; elsewhere the test is skipped with the remedy."""
-    obstacle = why_not(find_bwrap())
-    if obstacle is not None:
-        pytest.skip(obstacle)
 
 
 @contextmanager

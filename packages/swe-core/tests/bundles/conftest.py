@@ -15,10 +15,8 @@ from .registry import ONE, ONE_FILES, TWO, TWO_FILES, Registry
 
 
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the user's caches and seals out of the test."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def _own_folders(own_folders: None) -> None:
+    pass
 
 
 @pytest.fixture

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.cli.doctor.command import doctor
 
-OBSTACLE = why_not(find_bwrap())
-pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+pytestmark = pytest.mark.usefixtures("local_sandbox", "no_installed_plugins")
 AGENT = '''
 from swe_core import AgentSpec, Component, hookimpl
 
@@ -62,11 +60,6 @@ class Mine(AgentSpec):
 def swe_agents():
     return [Component("mine", lambda config: Mine())]
 '''
-
-
-@pytest.fixture(autouse=True)
-def _no_installed_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SWE_PLUGINS", "")
 
 
 def look(tmp_path: Path, auxiliary: str = "None", code: int = 0, rewrites: bool = False) -> dict[str, Any]:

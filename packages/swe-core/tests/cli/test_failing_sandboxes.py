@@ -6,8 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,11 +23,8 @@ RUN = ["run", "-p", PLUGIN, "--sandbox", "leaking", "--agent", "telling", "--tas
 
 
 @pytest.fixture(autouse=True)
-def _scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A short directory for scratch files and unix sockets."""
-    with tempfile.TemporaryDirectory(prefix="swe-", dir="/tmp") as scratch:
-        monkeypatch.setenv("TMPDIR", scratch)
-        yield
+def _scratch(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(scratch))
 
 
 @pytest.mark.slow

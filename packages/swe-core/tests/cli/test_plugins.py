@@ -13,6 +13,8 @@ from click.testing import CliRunner
 from swe_core.cli.plugins import plugins
 from swe_core.run.settings import load_settings
 
+pytestmark = pytest.mark.usefixtures("no_installed_plugins")
+
 FILE = """
 from pathlib import Path
 
@@ -44,11 +46,6 @@ def swe_agents():
 def swe_options():
     return [RunOption("--mine-mode", "agent.mine.mode", "How it runs.", "MODE")]
 """
-
-
-@pytest.fixture(autouse=True)
-def _no_installed_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SWE_PLUGINS", "")
 
 
 @pytest.fixture

@@ -11,12 +11,8 @@ from swe_core.plugins.manager import PluginSet
 from swe_core.plugins.reward_shaper import RewardShaper
 from swe_testing.records import make_rollout
 
+pytestmark = pytest.mark.usefixtures("no_installed_plugins")
 HEAD = "from swe_core import hookimpl\n\n"
-
-
-@pytest.fixture(autouse=True)
-def _no_installed_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SWE_PLUGINS", "")
 
 
 def shaper(folder: Path, **code: str) -> RewardShaper:

@@ -9,13 +9,11 @@ import pytest
 from swe_core.api.agent import AgentContext, AgentDialogue, AgentEvent, InteractiveAgent
 from swe_core.api.limits import Budgets
 from swe_core.api.sandbox import Stream
-from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.errors import AgentError, SandboxDied
 from swe_core.sandboxing.interactive import InteractiveProcess
 from swe_testing.agents import ScriptedModel, run_once
 
-OBSTACLE = why_not(find_bwrap())
-pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+pytestmark = pytest.mark.usefixtures("local_sandbox")
 PROGRAM = """
 import json, os, sys, urllib.request
 def ask(text):

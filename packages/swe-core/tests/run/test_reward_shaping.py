@@ -11,6 +11,8 @@ from swe_core.cli import cli
 from swe_core.errors import RunStopped
 from swe_core.rollout.run_directory import RunDirectory
 
+pytestmark = pytest.mark.usefixtures("no_installed_plugins")
+
 PLUGIN = """
 import logging
 from swe_core import hookimpl
@@ -23,11 +25,6 @@ def swe_shape_reward(rollout, reward):
 def swe_rollout_finished(rollout):
     logging.getLogger(__name__).warning("finished with %s", rollout.reward)
 """
-
-
-@pytest.fixture(autouse=True)
-def _no_installed_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SWE_PLUGINS", "")
 
 
 def run(*args: str) -> Result:

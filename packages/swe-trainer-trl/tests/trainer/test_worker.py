@@ -7,11 +7,9 @@ import os
 import queue
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -27,7 +25,6 @@ import numpy as np
 import pytest
 
 from swe_core.api.records import Rollout
-from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.errors import SweError
 from swe_core.rollout.run_directory import RunDirectory, new_run_info
 from swe_core.run.settings import Settings
@@ -43,8 +40,7 @@ if TYPE_CHECKING:  # imports TRL, which takes seconds
     from swe_trainer_trl.compat import RolloutSample, RolloutWorkerProtocol
     from swe_trainer_trl.trainer.worker import TRLRolloutWorker
 
-OBSTACLE = why_not(find_bwrap())
-pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+pytestmark = pytest.mark.usefixtures("local_sandbox")
 PLUGIN = Path(__file__).parents[1] / "scripted_rollouts.py"
 JOURNAL = "train.sqlite"
 MODULE = "swe_trainer_trl.trainer.worker."
@@ -193,9 +189,8 @@ def _short(rollout_id: str) -> str:
 
 
 @pytest.fixture
-def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
+def training(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
     """When it is over, nothing is left: no process, thread, descriptor or directory of a sandbox."""
-    scratch = Path(tempfile.mkdtemp(prefix="swe-", dir="/tmp"))  # short: unix sockets lie below it
     monkeypatch.setenv("TMPDIR", str(scratch))
     folder = tmp_path / "steer"
     folder.mkdir()
@@ -212,7 +207,6 @@ def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Traini
     training.until(lambda: training.agents() == 0, healthy=False)
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("swe-")] == []
     assert len(os.listdir("/proc/self/fd")) <= len(before)
-    shutil.rmtree(scratch)
 
 
 def sandboxes() -> list[str]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import anyio
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
 from swe_core.api.sandbox import ASSETS_DIR, Asset, SandboxSpec
-from swe_core.builtin.local.bwrap import find_bwrap, why_not
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import SandboxError
 from swe_core.sandboxing.relay.unix_socket import MAX_CONNECTIONS, address_of, unix_listener
@@ -22,15 +20,7 @@ from swe_testing.sandbox.network import hello, serving
 
 from .helpers import BOTH, NODE, needs_node, program_of, running
 
-OBSTACLE = why_not(find_bwrap())
-needs_namespaces = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
-
-
-@pytest.fixture
-def short_dir() -> Iterator[Path]:
-    """A directory whose path leaves room for a socket's name."""
-    with TemporaryDirectory(prefix="relay") as directory:
-        yield Path(directory)
+needs_namespaces = pytest.mark.usefixtures("local_sandbox")
 
 
 @asynccontextmanager
@@ -66,8 +56,8 @@ async def is_cut_off(port: int) -> None:
 
 
 @pytest.mark.parametrize("language", BOTH)
-async def test_relay_keeps_half_closed_connections(short_dir: Path, language: str) -> None:
-    path = short_dir / "s"
+async def test_relay_keeps_half_closed_connections(scratch: Path, language: str) -> None:
+    path = scratch / "s"
     data = bytes(range(256)) * 4000
     async with reversing_server() as endpoint, unix_listener(path, endpoint):
         async with forwarding(language, path) as port:
@@ -80,21 +70,21 @@ async def test_relay_keeps_half_closed_connections(short_dir: Path, language: st
 
 
 @pytest.mark.parametrize("language", BOTH)
-async def test_callers_are_cut_off_where_nobody_answers(short_dir: Path, language: str) -> None:
+async def test_callers_are_cut_off_where_nobody_answers(scratch: Path, language: str) -> None:
     """Now and the next time, without an endpoint and without the host's half; the program lives."""
     with refusing() as endpoint:
-        async with unix_listener(short_dir / "s", endpoint):
+        async with unix_listener(scratch / "s", endpoint):
             for name in ("s", "nobody"):
-                async with forwarding(language, short_dir / name) as port:
+                async with forwarding(language, scratch / name) as port:
                     for _ in range(2):
                         await is_cut_off(port)
 
 
-async def test_connections_of_a_sandbox_are_bounded(short_dir: Path) -> None:
+async def test_connections_of_a_sandbox_are_bounded(scratch: Path) -> None:
     """Connections over the limit wait, at no cost to the host, until one ends."""
-    async with reversing_server() as endpoint, unix_listener(short_dir / "s", endpoint):
-        held = [await anyio.connect_unix(short_dir / "s") for _ in range(MAX_CONNECTIONS)]
-        waiting = await anyio.connect_unix(short_dir / "s")
+    async with reversing_server() as endpoint, unix_listener(scratch / "s", endpoint):
+        held = [await anyio.connect_unix(scratch / "s") for _ in range(MAX_CONNECTIONS)]
+        waiting = await anyio.connect_unix(scratch / "s")
         await waiting.send(b"abc")
         await waiting.send_eof()
         with anyio.move_on_after(0.3) as early:
