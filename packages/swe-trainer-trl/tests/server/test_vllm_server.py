@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -273,12 +275,18 @@ def test_several_servers_start_at_the_same_time(tmp_path: Path) -> None:
         assert all(map(gone, pids))
 
 
-def test_server_that_does_not_start_ends_the_start_of_the_others(tmp_path: Path) -> None:
+def test_server_that_does_not_start_ends_the_start_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is the one that is named, although the others fail too before it is."""
     from swe_trainer_trl.server.vllm_server import started
+
+    both, calls = threading.Barrier(2), itertools.count()
 
     port, logs = held_port(), [tmp_path / "1.log", tmp_path / "2.log"]
     broken = [sys.executable, "-c", "raise SystemExit('OSError: out of memory')"]
     with served(stub(port, 503), logs[0], port, timeout=1e6) as slow, served(broken, logs[1], 9) as other:
+        monkeypatch.setattr(other, "close", lambda: next(calls) < 2 and both.wait())
         with pytest.raises(EngineUnavailable, match=r"OSError: out of memory; its log is .*2\.log"):
             with started([slow, other]):
                 pytest.fail("one did not start")

@@ -227,18 +227,22 @@ def started(servers: Sequence[VLLMServer]) -> Iterator[None]:
         EngineUnavailable: A server does not start. The others are ended at once.
     """
 
+    failures: list[BaseException] = []
+
     def close() -> None:
         in_parallel([server.close for server in servers])
 
     def start(server: VLLMServer) -> None:
         try:
             server.start()
-        except BaseException:  # of any kind: nobody waits for the others
+        except BaseException as error:  # of any kind: nobody waits for the others
+            failures.append(error)
             close()
-            raise
 
     try:
         in_parallel([partial(start, server) for server in servers])
+        if failures:
+            raise failures[0]  # the others failed because they were ended
         yield
     finally:
         close()
