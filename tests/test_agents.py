@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.pi,
     pytest.mark.usefixtures("local_sandbox"),
     pytest.mark.skipif(find_spec("swe_agents") is None, reason="swe-agents is not installed"),

@@ -16,7 +16,7 @@ from swe_sandbox_docker.provider import DockerProvider
 from swe_testing.agents import Run, ScriptedModel, Trial, run_once
 from swe_testing.registry import bare_layer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.usefixtures("own_folders")]
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("own_folders")]
 
 IMAGE = "swe-test-bare:1"
 CALL = """

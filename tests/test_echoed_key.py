@@ -28,7 +28,7 @@ TASK = "demo__memofn-1"
 CANARY = "sk-Canary-0815-4711"
 OTHER = "sk-another-key-0123"
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("local_sandbox")]
+pytestmark = pytest.mark.usefixtures("local_sandbox")
 
 
 async def run_with(swe_core: SweCore, tmp_path: Path, engine: str, url: str, key: str) -> Done:

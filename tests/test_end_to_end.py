@@ -23,7 +23,6 @@ from swe_testing.provider import Fault, ScriptedProvider, call_tool, say
 
 from .conftest import TASK, Command, Done, SweCore, fix, leftovers, wait_for, wait_for_the_end
 
-pytestmark = pytest.mark.anyio
 PROGRAM = str(Path(sys.executable).with_name("swe-core"))
 PLUGIN = str(Path(__file__).with_name("misbehaving_agents.py"))
 CHANGE = "printf '\\n# a change\\n' >> $(git ls-files '*.py' | head -1)"

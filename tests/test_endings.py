@@ -79,7 +79,6 @@ def test_budget_ends_without_failure(ends: Ends, agent: str, setting: str, ended
 
 
 @pytest.mark.engine
-@pytest.mark.anyio
 async def test_budget_over_the_context_is_told(swe_core: SweCore, scripted: Scripted, tmp_path: Path) -> None:
     """When the run begins, and in its notes."""
     async with scripted(["done"]) as vllm:

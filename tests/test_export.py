@@ -17,7 +17,7 @@ from swe_testing.vllm import tool_call
 from .conftest import TASK, Command, Scripted, SweCore, fix
 
 pytestmark = [
-    *(pytest.mark.anyio, pytest.mark.engine, pytest.mark.pi, pytest.mark.slow),
+    *(pytest.mark.engine, pytest.mark.pi, pytest.mark.slow),
     pytest.mark.usefixtures("local_sandbox"),
 ]
 

@@ -23,7 +23,7 @@ from swe_testing.vllm import tool_call
 
 from .conftest import TASK, Done, Scripted, SweCore, fix
 
-pytestmark = [pytest.mark.slow, pytest.mark.anyio, pytest.mark.usefixtures("local_sandbox")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_sandbox")]
 PLUGINS = ("--plugins", "pi,hf", "--set", "sandbox.hf.internet=true", "--task", TASK)
 
 

@@ -23,7 +23,7 @@ from .engines import ObservingProxy
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.pi]
+pytestmark = [pytest.mark.engine, pytest.mark.pi]
 COMPACTS = "You are a context summarization assistant"
 """How Pi's request for a summary begins."""
 

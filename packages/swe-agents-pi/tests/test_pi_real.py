@@ -23,7 +23,7 @@ from swe_core.system.redaction import Redactor
 
 from .helpers import TASK, TOKEN, Reply, ScriptedLLM, calls, fails, says
 
-pytestmark = [pytest.mark.pi, pytest.mark.anyio]
+pytestmark = pytest.mark.pi
 slow = pytest.mark.slow
 
 

@@ -13,7 +13,7 @@ from swe_core.builtin.local.provider import LocalProvider
 
 from .helpers import ScriptedLLM, calls, context
 
-pytestmark = [pytest.mark.pi, pytest.mark.anyio, pytest.mark.usefixtures("local_sandbox")]
+pytestmark = [pytest.mark.pi, pytest.mark.usefixtures("local_sandbox")]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from swe_testing.records import make_task
 
 from .trials import reader
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("local_sandbox")]
+pytestmark = pytest.mark.usefixtures("local_sandbox")
 PROGRAM = Path(__file__).with_name("acp_program.py").read_text()
 
 

@@ -28,7 +28,6 @@ from swe_testing.agents import Run, ScriptedModel, shell_reply, text_reply
 
 from .trials import TOKEN, calls, context, reader, trial_of
 
-pytestmark = pytest.mark.anyio
 AGENTS = (MiniSweAgent, Aider, OpenHands)
 PACKAGES = {"mini-swe-agent": "mini-swe-agent", "aider": "aider-chat", "openhands": "openhands-sdk"}
 each = pytest.mark.parametrize("agent", [kind() for kind in AGENTS], ids=lambda agent: agent.name)

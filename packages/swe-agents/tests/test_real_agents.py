@@ -21,7 +21,7 @@ from swe_testing.agents import Run, ScriptedModel, text_reply
 
 from .trials import calls, contexts_of, reader, trial_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("local_sandbox")]
+pytestmark = pytest.mark.usefixtures("local_sandbox")
 CLAUDE_CODE = ClaudeCode(ClaudeCodeConfig(accept_license=True))
 AGENTS = [Codex(), CLAUDE_CODE, GeminiCli(), OpenCode(), QwenCode(), KimiCode()]
 MARKS = [pytest.mark.slow] * 3 + [pytest.mark.long] * 3  # first those with a dialect of their own

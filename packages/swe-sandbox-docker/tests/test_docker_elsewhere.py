@@ -34,7 +34,6 @@ def elsewhere(docker_engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swe_sandbox_docker.engine.shares_files", lambda client, image: False)
 
 
-@pytest.mark.anyio
 @pytest.mark.docker
 class TestDockerElsewhere(OnAnEngine, FileTests, NetworkTests, LifecycleTests):
     """What differs of that which every sandbox must do: the pull relay, and files in volumes."""
@@ -53,7 +52,6 @@ def unused(engine: docker.APIClient) -> Iterator[set[str]]:
         engine.remove_volume(name)
 
 
-@pytest.mark.anyio
 @pytest.mark.docker
 @pytest.mark.slow
 async def test_asset_is_copied_once_for_all(
@@ -83,7 +81,6 @@ async def test_asset_is_copied_once_for_all(
     assert len(volumes(engine) - unused) == 2
 
 
-@pytest.mark.anyio
 @pytest.mark.docker
 async def test_half_a_copy_is_reaped(engine: docker.APIClient, unused: set[str]) -> None:
     """That of a killed run, not that of a living one or of another machine."""

@@ -27,7 +27,7 @@ from swe_sandbox_docker.config import DockerConfig
 from swe_sandbox_docker.provider import DockerProvider
 from swe_testing.waiting import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.docker]
+pytestmark = pytest.mark.docker
 
 _TYPE = "application/vnd.docker"
 

@@ -29,7 +29,7 @@ from swe_testing.sandbox import SandboxConformance
 
 from .helpers import OnAnEngine, sh, socket_directories
 
-pytestmark = [pytest.mark.anyio, pytest.mark.docker]
+pytestmark = pytest.mark.docker
 
 
 class TestDocker(OnAnEngine, SandboxConformance):

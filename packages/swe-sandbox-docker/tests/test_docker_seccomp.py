@@ -22,8 +22,6 @@ from swe_sandbox_docker.provider import DockerProvider
 
 from .helpers import sh
 
-pytestmark = pytest.mark.anyio
-
 # The numbers of calls on x86_64 and on aarch64 (asm/unistd.h).
 NUMBERS = {
     "x86_64": {

@@ -15,8 +15,6 @@ from swe_core.sandboxing.followed import archives
 from swe_core.sandboxing.followed.archives import FORMAT, Archives, parts_of, size_of
 from swe_core.system import seal
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:

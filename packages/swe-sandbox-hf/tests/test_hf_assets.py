@@ -18,8 +18,6 @@ from swe_sandbox_hf.provider import HfProvider
 from swe_testing.hf import LocalHF
 from swe_testing.hf.repos import Repo
 
-pytestmark = pytest.mark.anyio
-
 NAME = "tester/agents"
 COMMIT, INFO = "hub.commit", "hub.info"
 

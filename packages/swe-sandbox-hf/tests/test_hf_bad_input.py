@@ -26,8 +26,6 @@ from swe_sandbox_hf.labels import POOL, labels_of, owner_of, pool_name
 from swe_sandbox_hf.provider import HfProvider
 from swe_testing.hf import LocalHF
 
-pytestmark = pytest.mark.anyio
-
 
 async def refusal(provider: HfProvider, spec: SandboxSpec, kind: type[SweError], local_hf: LocalHF) -> str:
     """The sentence that an attempt to open ends in."""

@@ -12,8 +12,6 @@ from swe_sandbox_hf.provider import HfProvider
 from swe_testing.hf import LocalHF
 from swe_testing.sandbox import SandboxConformance
 
-pytestmark = pytest.mark.anyio
-
 
 class TestHf(SandboxConformance):
     """What every sandbox must do, but for what no flavor limits: `notes` says so."""

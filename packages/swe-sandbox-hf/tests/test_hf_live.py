@@ -17,7 +17,6 @@ from swe_testing.sandbox.network import hello, serving
 
 _HOST = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname or ""
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.skipif(
         not os.environ.get("HF_TOKEN"), reason="HF_TOKEN is not set: the real service is not asked"
     ),

@@ -28,8 +28,6 @@ from swe_sandbox_hf.sandbox import HfSandbox
 from swe_testing.hf import LocalHF
 from swe_testing.waiting import until
 
-pytestmark = pytest.mark.anyio
-
 PATIENCE = 60.0
 
 

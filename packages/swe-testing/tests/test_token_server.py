@@ -14,7 +14,7 @@ import pytest
 
 from swe_testing.serving.start import MODEL, TokenServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.engine]
+pytestmark = pytest.mark.engine
 PROMPT = [40, 41, 42, 7, 300]
 
 

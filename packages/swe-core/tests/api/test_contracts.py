@@ -31,7 +31,6 @@ from swe_core.errors import (
 )
 from swe_testing.records import make_task
 
-pytestmark = pytest.mark.anyio
 Call = Callable[[], Any]
 EMPTY: dict[str, str] = {}
 WHO = "the agent 'mine' of the plugin 'my'"

@@ -28,7 +28,7 @@ from swe_testing.waiting import until
 from ..repositories import slow_but
 
 OBSTACLE = bwrap.why_not(bwrap.find_bwrap())
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))]
+pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 
 MakeImage = Callable[..., str]
 Entry = tuple[str, bytes, str, int]

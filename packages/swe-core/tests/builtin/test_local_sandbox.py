@@ -37,7 +37,6 @@ from swe_testing.waiting import until
 
 from ..repositories import Repo
 
-pytestmark = pytest.mark.anyio
 OBSTACLE = bwrap.why_not(bwrap.find_bwrap())
 needs_namespaces = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 SPEC = SandboxSpec(disk_mb=256)

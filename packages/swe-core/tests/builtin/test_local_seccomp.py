@@ -105,7 +105,6 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.anyio
 @pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 @pytest.mark.parametrize("network", ["llm", pytest.param("none", marks=pytest.mark.slow), "full"])
 async def test_kernel_applies_the_filter(network: str) -> None:
@@ -122,7 +121,6 @@ async def test_kernel_applies_the_filter(network: str) -> None:
     assert set(found.values()) == {errno.EAFNOSUPPORT}
 
 
-@pytest.mark.anyio
 @pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 @pytest.mark.parametrize("change", [("machine", "riscv64"), ("maxsize", 2**31 - 1)])
 async def test_machine_without_filter_has_a_note(

@@ -24,8 +24,6 @@ from swe_testing.provider import ScriptedProvider, call_tool, say
 from swe_testing.records import make_task
 from swe_testing.waiting import until
 
-pytestmark = pytest.mark.anyio
-
 
 class Ran:
     """The end of one run."""

@@ -33,7 +33,6 @@ from swe_core.rollout.recording import RecordedReply
 from swe_core.system.redaction import redaction_scope
 from swe_testing.provider import Ear, Fault, ScriptedProvider, call_tool, refusing_url, say
 
-pytestmark = pytest.mark.anyio
 KEY = "sk-do-not-show-this-0123456789"
 WHO = EngineSession("r", "t", 0, "a")
 BODY: dict[str, Any] = {"model": "whatever", "messages": [{"role": "user", "content": "hi"}]}

@@ -103,7 +103,6 @@ def test_missing_key_is_one_sentence_with_the_variable(monkeypatch: pytest.Monke
     assert local._key is None, "a local provider needs none, and gets none of another"
 
 
-@pytest.mark.anyio
 async def test_provider_gets_its_key_and_its_name_of_the_model(
     served: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,7 +119,6 @@ async def test_provider_gets_its_key_and_its_name_of_the_model(
     assert server.requests[0].body["model"] == "claude"
 
 
-@pytest.mark.anyio
 async def test_request_has_the_fields_that_the_provider_accepts(served: Callable[..., str]) -> None:
     async with ScriptedProvider() as server:
         for limit, most, asked, sent in (
@@ -138,7 +136,6 @@ async def test_request_has_the_fields_that_the_provider_accepts(served: Callable
             assert ("stream_options" in found) is (not most)
 
 
-@pytest.mark.anyio
 async def test_provider_that_lists_no_models_is_not_asked(served: Callable[..., str]) -> None:
     async with ScriptedProvider(models_fault="401") as server:
         served("ollama", server.url, lists_models=False)

@@ -23,7 +23,6 @@ from swe_testing.waiting import until
 
 from .runs import add, ids_of, rollout, rows_of
 
-pytestmark = pytest.mark.anyio
 TO = "tester/rollouts"
 
 

@@ -24,7 +24,6 @@ from swe_testing.waiting import until
 
 from .helpers import HELLO, Plugin, Typist, by_hand, relay, sampled, talk, who
 
-pytestmark = pytest.mark.anyio
 CALLS = pytest.mark.parametrize(
     ("stream", "fault"), [(False, "hang"), (True, "hang"), (True, "hang-in-stream")]
 )

@@ -19,8 +19,6 @@ from swe_testing.waiting import until
 
 from .helpers import Plugin, Typist, talk
 
-pytestmark = pytest.mark.anyio
-
 
 def is_title(request: ChatRequest) -> str | None:
     return "title" if "title" in request.body else None

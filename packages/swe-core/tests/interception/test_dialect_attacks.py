@@ -20,8 +20,6 @@ from swe_core.interception.server import InterceptionServer
 
 from .helpers import Plugin, Script, by_hand, who
 
-pytestmark = pytest.mark.anyio
-
 CHAT, RESPONSES, MESSAGES, GOOGLE = DIALECTS
 LONG = "long" * 1000
 USER = {"role": "user", "content": "go"}

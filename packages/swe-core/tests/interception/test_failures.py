@@ -21,8 +21,6 @@ from swe_testing.provider import Fault, ScriptedProvider, say
 
 from .helpers import HELLO, KEY, Plugin, by_hand, relay, sampled, sdk, stream, talk, who
 
-pytestmark = pytest.mark.anyio
-
 FINE = Completion({"role": "assistant", "content": "fine"})
 
 

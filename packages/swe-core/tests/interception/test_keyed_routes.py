@@ -15,8 +15,6 @@ from swe_core.interception.server import InterceptionServer
 
 from .helpers import HELLO, Typist, talk, who
 
-pytestmark = pytest.mark.anyio
-
 BODY: dict[str, Any] = {"model": "any", "messages": HELLO}
 
 

@@ -30,8 +30,6 @@ from swe_testing.waiting import until
 
 from .helpers import HELLO, Plugin, Typist, by_hand, talk, who
 
-pytestmark = pytest.mark.anyio
-
 OK = Completion({"role": "assistant", "content": "ok"})
 SMALL = json.dumps({"messages": HELLO}).encode()
 SPACES = b" " * (1 << 20)

@@ -160,7 +160,6 @@ class Echo(Plugin):
         return await super().complete(request, session, emit)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("stream", [False, True])
 async def test_reply_that_echoes_the_key_is_redacted(stream: bool) -> None:
     engine = Echo()
@@ -182,7 +181,6 @@ async def test_reply_that_echoes_the_key_is_redacted(stream: bool) -> None:
     assert json.loads(said["tool_calls"][1]["function"]["arguments"]) == [MARK]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("stream", [False, True])
 async def test_rejection_that_quotes_the_key_is_redacted(stream: bool) -> None:
     engine = Plugin(RequestRefused(f"no such request for {CANARY}", 400))

@@ -16,8 +16,6 @@ from swe_core.interception.server import UNREADABLE, InterceptionServer
 
 from .helpers import HELLO, Plugin, by_hand, talk, who
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_wrong_token_looks_like_unknown_rollout(server: InterceptionServer) -> None:
     engine = Plugin(Completion(message={"role": "assistant", "content": "secret"}))

@@ -18,8 +18,6 @@ from swe_core.interception.server import InterceptionServer
 
 from .helpers import Typist, by_hand, root, talk, who
 
-pytestmark = pytest.mark.anyio
-
 
 class Range(BaseModel):
     model_config = ConfigDict(extra="forbid")

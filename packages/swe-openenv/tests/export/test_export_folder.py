@@ -51,7 +51,6 @@ def test_static_validation_passes(folder: Path) -> None:
     assert {result["status"] for result in json.loads(done.stdout)["results"]} <= {"pass", "warn"}
 
 
-@pytest.mark.anyio
 @pytest.mark.slow
 async def test_push_takes_the_folder(folder: Path, local_hf: LocalHF) -> None:
     environment = local_hf.environment()

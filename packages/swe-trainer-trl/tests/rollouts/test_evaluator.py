@@ -197,7 +197,6 @@ def test_resume_without_held_out_tasks_leaves_an_open_evaluation(feed: Make, tmp
     assert read_evaluations(tmp_path) == []
 
 
-@pytest.mark.anyio
 async def test_slot_that_a_cancelled_task_was_given_is_passed_on() -> None:
     slots, began = Slots(1), anyio.Event()
 

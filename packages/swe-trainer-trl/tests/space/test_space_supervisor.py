@@ -27,8 +27,6 @@ from swe_trainer_trl.space.manifest import KEY, KEY_HEADER, Manifest
 from swe_trainer_trl.space.state import Said, State, phase_of
 from swe_trainer_trl.space.supervisor import Supervisor, data_directory
 
-pytestmark = pytest.mark.anyio
-
 NAME = "tester/a-run"
 OPEN = "the-key-of-this-deployment"
 SECRET = "not-to-be-seen-anywhere"

@@ -19,8 +19,6 @@ from swe_testing.records import make_task
 from ...repositories import Repo, slow_but, swe_grader
 from .helpers import calc_task
 
-pytestmark = pytest.mark.anyio
-
 BUGGY = "def add(a, b):\n    return a - b\ndef sub(a, b):\n    return a + b\ndef same(a):\n    return a\n"
 OLD_TEST = "import calc\n\ndef test_zero():\n    assert calc.add(0, 0) == 0\n"
 HIDDEN = """

@@ -22,8 +22,6 @@ from swe_testing.records import make_task
 
 from ...repositories import Repo, slow_but
 
-pytestmark = pytest.mark.anyio
-
 PATCHES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("patches.toml").read_text())
 BASE: str = PATCHES["base"]
 FIX = "sed -i 's/a - b/a + b/' calc.py pkg/ops.py"

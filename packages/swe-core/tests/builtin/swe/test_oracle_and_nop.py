@@ -13,8 +13,6 @@ from swe_testing.records import make_task
 
 from ...repositories import Repo
 
-pytestmark = pytest.mark.anyio
-
 
 def agent(name: str) -> AgentSpec:
     component = next(c for c in swe_agents() if c.name == name)

@@ -20,7 +20,6 @@ from swe_core.builtin.swe.test_runners import source
 
 from .suites import PYTHON, Suite, run, run_twice, zoo
 
-pytestmark = pytest.mark.anyio
 PYTEST = f"{PYTHON} -m pytest -rA -p no:cacheprovider -p no:randomly"
 
 

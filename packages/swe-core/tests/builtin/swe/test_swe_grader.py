@@ -20,8 +20,6 @@ from swe_testing.waiting import until
 from ...repositories import Repo, slow_but, swe_grader
 from .helpers import BUGGY, FIX, PYTEST, calc_task
 
-pytestmark = pytest.mark.anyio
-
 OLD_TEST = "from calc import add\n\ndef test_zero():\n    assert add(0, 0) == 0\n"
 NEW_TEST = "\ndef test_add():\n    assert add(1, 2) == 3\n"
 

@@ -22,8 +22,6 @@ from ...repositories import Repo, slow_but, swe_grader
 from .helpers import BUGGY, FIX, defining_add
 from .suites import PYTHON, Suite, run_twice, zoo
 
-pytestmark = pytest.mark.anyio
-
 UNITTEST = f"{PYTHON} -m unittest -v"
 
 

@@ -15,7 +15,6 @@ from swe_testing.vllm import VLLMFault
 from .conftest import Qwen, ask, chat, make_engine, session
 from .test_vllm_engine import sampled_of
 
-pytestmark = pytest.mark.anyio
 SERVED = ("scripted", "lora-v1", "lora-v2", "lora-v3")
 
 

@@ -17,8 +17,6 @@ from swe_testing.provider import refusing_url
 
 from .conftest import Qwen, ask, make_engine
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_check_accepts_good_server_for_few_tokens(qwen: Qwen, caplog: pytest.LogCaptureFixture) -> None:
     async with qwen.server() as server, make_engine(server.url, temperature=0.7) as engine:

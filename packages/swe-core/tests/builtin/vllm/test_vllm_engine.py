@@ -43,8 +43,6 @@ from swe_testing.vllm import VLLMFault, logprob_of
 from ...token_turns import all_ids
 from .conftest import HELLO, KEY, TOOLS, Qwen, ask, chat, make_engine, said, session
 
-pytestmark = pytest.mark.anyio
-
 CALL = (
     "<think>\nI look.\n</think>\n\n"
     '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'

@@ -22,7 +22,6 @@ from .conftest import HELLO, TOOLS, Qwen, chat, said
 if TYPE_CHECKING:
     from swe_testing.serving.forced import ForcedEngine
 
-pytestmark = pytest.mark.anyio
 COMMAND = "cd /x && sed -i 's/a.b/c+d/' \"f\" | grep '(é)[1]' <<EOF\n$HOME\nEOF"
 CALL = f"<tool_call>\n{json.dumps({'name': 'bash', 'arguments': {'command': COMMAND}})}\n</tool_call>"
 WHO = EngineSession("r1", "task-1", 0, "agent")

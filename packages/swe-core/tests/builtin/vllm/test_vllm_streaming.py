@@ -17,8 +17,6 @@ from swe_core.errors import EngineError
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
 from swe_testing.provider import Ear
 
-pytestmark = pytest.mark.anyio
-
 
 class Letters(Renderer):
     """One id per character; the text before the first "|" is reasoning.
