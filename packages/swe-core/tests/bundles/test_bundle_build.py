@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import stat
 import subprocess
 import threading
@@ -39,9 +40,13 @@ TOOL = File("bin/tool", b"#!/bin/sh\necho tool\n", executable=True)
 
 
 @pytest.fixture
-def recipe(packages: list[NpmPackage], without_npm: None, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+def recipe(
+    packages: list[NpmPackage], without_npm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Recipe:
     """Parts of each kind with pins; for node, which has 120 MB, stands a small program."""
-    monkeypatch.setattr(node, "find_node", lambda *_: Path("/bin/true"))
+    # A bundle links it, which changes its times: so this test has a copy of its own.
+    own = Path(shutil.copy("/bin/true", tmp_path))
+    monkeypatch.setattr(node, "find_node", lambda *_: own)
     return Recipe("some", (Node(), *packages, HELLO, TOOL))
 
 
