@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from swe_core.api import agent_contract, contracts
 from swe_core.api.agent import AgentContext, AgentExit, AgentSpec, HostTool
@@ -198,7 +198,8 @@ async def test_mistake_of_a_plugin_is_one_sentence() -> None:
         assert says in str(raised.value)
 
 
-async def test_what_a_contract_asks_for_is_returned() -> None:
+async def test_what_a_contract_asks_for_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TypeAdapter, "__init__", None)  # each call would pay for a new one, and may keep it
     for method, given, expected in (
         ("command", ("pi", "--help"), ["pi", "--help"]),
         ("env", {}, {}),

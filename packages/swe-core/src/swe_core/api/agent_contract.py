@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, Field, InstanceOf, StrictBool, StrictBytes, StrictStr
+from pydantic import AfterValidator, Field, InstanceOf, StrictBool, StrictBytes, StrictStr, TypeAdapter
 
 from swe_core.api.agent import AgentContext, AgentEvent, AgentExit, AgentSpec, HostTool
 from swe_core.api.contracts import calling, checked, class_of, shown
@@ -22,8 +22,15 @@ def _program(argv: list[str]) -> list[str]:
     return argv
 
 
-_FILES = dict[Annotated[StrictStr, Field(pattern="^/")], StrictBytes]
-_COMMAND = Annotated[list[StrictStr], AfterValidator(_program)]
+_ASSETS = TypeAdapter(list[InstanceOf[Asset]])
+_FILES = TypeAdapter(dict[Annotated[StrictStr, Field(pattern="^/")], StrictBytes])
+_COMMAND = TypeAdapter[list[str]](Annotated[list[StrictStr], AfterValidator(_program)])
+_ENV = TypeAdapter(dict[StrictStr, StrictStr])
+_STDIN = TypeAdapter[bytes | None](StrictBytes | None)
+_TOOLS = TypeAdapter(list[InstanceOf[HostTool[Any]]])
+_TEXT = TypeAdapter[str | None](StrictStr | None)
+_FLAG = TypeAdapter(StrictBool)
+_EVENTS = TypeAdapter(list[InstanceOf[AgentEvent]])
 
 # Each function raises `AgentError`: the method raised any other exception than a `SweError`, or returned
 # something else than its declaration says.
@@ -31,7 +38,8 @@ _COMMAND = Annotated[list[StrictStr], AfterValidator(_program)]
 
 def assets(agent: AgentSpec) -> tuple[Asset, ...]:
     """Return the agent's assets."""
-    return tuple(_called(agent, "assets", list[InstanceOf[Asset]], "a list of Assets"))
+    found = _called(agent, "assets", _ASSETS, "a list of Assets")
+    return tuple(found)
 
 
 def files(agent: AgentSpec, ctx: AgentContext) -> dict[str, bytes]:
@@ -49,44 +57,44 @@ def command(agent: AgentSpec, ctx: AgentContext) -> list[str]:
 def env(agent: AgentSpec, ctx: AgentContext) -> dict[str, str]:
     """Return the environment of the agent's process."""
     expected = "a dict of texts such as {'MY_AGENT_URL': ctx.base_url}"
-    return _called(agent, "env", dict[StrictStr, StrictStr], expected, ctx, show=_kind)
+    return _called(agent, "env", _ENV, expected, ctx, show=_kind)
 
 
 def stdin(agent: AgentSpec, ctx: AgentContext) -> bytes | None:
     """Return the agent's standard input."""
-    return _called(agent, "stdin", StrictBytes | None, "bytes or None", ctx)
+    return _called(agent, "stdin", _STDIN, "bytes or None", ctx)
 
 
 def tools(agent: AgentSpec, ctx: AgentContext) -> list[HostTool[Any]]:
     """Return the host tools of a rollout."""
-    return _called(agent, "tools", list[InstanceOf[HostTool[Any]]], "a list of HostTools", ctx)
+    return _called(agent, "tools", _TOOLS, "a list of HostTools", ctx)
 
 
 def auxiliary(agent: AgentSpec, request: ChatRequest) -> str | None:
     """Return what an LLM call is for, if it is no part of the policy's work."""
-    return _called(agent, "auxiliary", StrictStr | None, "a text or None", request)
+    return _called(agent, "auxiliary", _TEXT, "a text or None", request)
 
 
 def summary(agent: AgentSpec, request: ChatRequest) -> bool:
     """Return whether an LLM call asks for the summary of a compaction."""
-    return _called(agent, "summary", StrictBool, "True or False", request)
+    return _called(agent, "summary", _FLAG, "True or False", request)
 
 
 def parse_event(agent: AgentSpec, line: str) -> list[AgentEvent]:
     """Return the events of a line of the agent's standard output."""
     expected = "a list such as [AgentEvent(kind='text', text=line)]"
-    return _called(agent, "parse_event", list[InstanceOf[AgentEvent]], expected, line)
+    return _called(agent, "parse_event", _EVENTS, expected, line)
 
 
 def failure(agent: AgentSpec, ended: AgentExit) -> str | None:
     """Return a sentence where the agent failed."""
-    return _called(agent, "failure", StrictStr | None, "a text or None", ended)
+    return _called(agent, "failure", _TEXT, "a text or None", ended)
 
 
 def _called(
     agent: AgentSpec,
     method: str,
-    of: type[T] | object,
+    of: TypeAdapter[T],
     expected: str,
     *arguments: object,
     show: Callable[[object], str] = shown,

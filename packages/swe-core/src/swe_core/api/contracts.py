@@ -13,7 +13,6 @@ import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -115,12 +114,17 @@ def calling(kind: type[SweError], who: str, method: str, but: type[Exception] = 
 
 # components
 
-_FIELDS: Mapping[str, tuple[Any, str]] = {
-    "create": (Callable[..., Any], "a function of the settings, such as lambda config: Mine()"),
-    "config": (type[Config], "a subclass of swe_core.Config, not an object of it"),
-    "summary": (StrictStr, "a text"),
-    "defaults": (Mapping[Any, Any], "a dict"),
-    "settings": (Mapping[Any, Any], "a dict"),
+_TEXT = TypeAdapter[Any](Annotated[StrictStr, Field(min_length=1)])
+_MAPPING = TypeAdapter[Any](Mapping[Any, Any])
+_FIELDS: Mapping[str, tuple[TypeAdapter[Any], str]] = {
+    "create": (
+        TypeAdapter(Callable[..., Any]),
+        "a function of the settings, such as lambda config: Mine()",
+    ),
+    "config": (TypeAdapter(type[Config]), "a subclass of swe_core.Config, not an object of it"),
+    "summary": (TypeAdapter(StrictStr), "a text"),
+    "defaults": (_MAPPING, "a dict"),
+    "settings": (_MAPPING, "a dict"),
 }
 _CLASSES: Mapping[str, type] = {"agent": AgentSpec, "engine": Engine, "executor": Executor}
 _METHODS: Mapping[str, Sequence[str]] = {
@@ -129,14 +133,16 @@ _METHODS: Mapping[str, Sequence[str]] = {
     "tasks": ("tasks",),
 }
 """Role → the methods of its contract, where that is no class to extend."""
-_NAMED = Annotated[StrictStr, Field(min_length=1)]
-_ATTRIBUTES: Mapping[str, Mapping[str, tuple[Any, str]]] = {
+_ATTRIBUTES: Mapping[str, Mapping[str, tuple[TypeAdapter[Any], str]]] = {
     "agent": {
-        "name": (_NAMED, "a text"),
-        "dialect": (DialectName | None, f"one of {', '.join(map(repr, get_args(DialectName)))}, or None"),
+        "name": (_TEXT, "a text"),
+        "dialect": (
+            TypeAdapter(DialectName | None),
+            f"one of {', '.join(map(repr, get_args(DialectName)))}, or None",
+        ),
     },
-    "engine": {"model": (_NAMED, "a text")},
-    "tasks": {"recording": (InstanceOf[Path] | None, "the Path of recorded replies, or None")},
+    "engine": {"model": (_TEXT, "a text")},
+    "tasks": {"recording": (TypeAdapter(InstanceOf[Path] | None), "the Path of recorded replies, or None")},
 }
 
 
@@ -211,12 +217,16 @@ def _listed(names: Sequence[str]) -> str:
 
 # what a run calls once
 
+_NOTES = TypeAdapter(list[StrictStr])
+_COUNT = TypeAdapter[int | None](StrictInt | None)
+_TASKS = TypeAdapter(list[InstanceOf[Task]])
+
 
 def notes_of(plugin: SandboxProvider | Engine) -> list[str]:
     """Return the notes of a sandbox provider or an engine. Errors are `PluginError`s."""
     who = class_of(plugin)
     with calling(PluginError, who, "notes"):
-        return checked(plugin.notes(), list[StrictStr], PluginError, who, "notes", "a list of sentences")
+        return checked(plugin.notes(), _NOTES, PluginError, who, "notes", "a list of sentences")
 
 
 async def reap(provider: SandboxProvider) -> int:
@@ -224,8 +234,7 @@ async def reap(provider: SandboxProvider) -> int:
     who, expected = f"the sandbox provider {class_of(provider)}", "the number of sandboxes, such as 0"
     with calling(SandboxError, who, "reap"):
         given = await _awaited(provider.reap(), SandboxError, who, "reap")
-        count: int | None = checked(given, StrictInt | None, SandboxError, who, "reap", expected)
-        return count or 0
+        return checked(given, _COUNT, SandboxError, who, "reap", expected) or 0
 
 
 async def check(engine: Engine) -> None:
@@ -248,9 +257,8 @@ async def run_worker(worker: RolloutWorker, runner: RolloutRunner) -> None:
 def tasks_of(source: TaskSource, name: str) -> list[Task]:
     """Return the tasks of a source, whose ids are unique. Errors are `TaskError`s."""
     who = f"the task source {name!r} ({class_of(source)})"
-    tasks: list[Task]
     with calling(TaskError, who, "tasks"):
-        tasks = checked(source.tasks(), list[InstanceOf[Task]], TaskError, who, "tasks", "Tasks")
+        tasks = checked(source.tasks(), _TASKS, TaskError, who, "tasks", "Tasks")
     for task_id, count in Counter(task.instance_id for task in tasks).items():
         if count > 1:
             raise TaskError(
@@ -260,6 +268,10 @@ def tasks_of(source: TaskSource, name: str) -> list[Task]:
 
 
 # what runs for each rollout
+
+_SANDBOX = TypeAdapter[Sandbox](InstanceOf[Sandbox])
+_GRADED = TypeAdapter[Graded](InstanceOf[Graded])
+_COMPLETION = TypeAdapter[Completion](InstanceOf[Completion])
 
 
 @asynccontextmanager
@@ -280,7 +292,7 @@ async def opened(provider: SandboxProvider, spec: SandboxSpec) -> AsyncIterator[
             "@asynccontextmanager above 'async def open', and 'yield' the sandbox"
         )
     async with context as sandbox:
-        yield checked(sandbox, InstanceOf[Sandbox], SandboxError, who, "open", "to yield a swe_core.Sandbox")
+        yield checked(sandbox, _SANDBOX, SandboxError, who, "open", "to yield a swe_core.Sandbox")
 
 
 async def grade_patch(
@@ -291,9 +303,7 @@ async def grade_patch(
     with calling(GraderError, who, "grade"):
         given = grader.grade(task, patch, provider, spec, timeout)
         graded = await _awaited(given, GraderError, who, "grade")
-    return checked(
-        graded, InstanceOf[Graded], GraderError, who, "grade", "a Graded: return Graded(grade=Grade(…))"
-    )
+    return checked(graded, _GRADED, GraderError, who, "grade", "a Graded: return Graded(grade=Grade(…))")
 
 
 async def complete(
@@ -309,7 +319,7 @@ async def complete(
     with calling(EngineError, who, "complete"):
         given = engine.complete(request, session, emit)
         completion = await _awaited(given, EngineProtocolError, who, "complete")
-    completion = checked(completion, InstanceOf[Completion], EngineProtocolError, who, "complete", expected)
+    completion = checked(completion, _COMPLETION, EngineProtocolError, who, "complete", expected)
     if not isinstance(completion.message, dict):
         raise EngineProtocolError(
             f"{who} returned a Completion with the message {shown(completion.message)} from complete(), "
@@ -327,12 +337,9 @@ async def _awaited(given: object, error: type[SweError], who: str, method: str) 
     return await given
 
 
-_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
-
-
-def _is(value: object, of: Any) -> bool:
+def _is(value: object, of: TypeAdapter[Any]) -> bool:
     try:
-        _adapter(of).validate_python(value)
+        of.validate_python(value)
     except ValidationError:
         return False
     return True
@@ -340,7 +347,7 @@ def _is(value: object, of: Any) -> bool:
 
 def checked(
     value: object,
-    of: type[T] | object,
+    of: TypeAdapter[T],
     error: type[SweError],
     who: str,
     method: str,
@@ -350,6 +357,7 @@ def checked(
     """Return what a plugin's method returned, if it is of the type `of`.
 
     Args:
+        of: Made once, as it takes a millisecond.
         expected: What the method should return, for the sentence.
         show: Puts a value into words. The values of some methods are secrets.
 
@@ -359,8 +367,7 @@ def checked(
     if isinstance(value, Iterator):
         value = list(value)  # pydantic would hide what a generator raises
     try:
-        valid: T = _adapter(of).validate_python(value)
-        return valid
+        return of.validate_python(value)
     except ValidationError as wrong:
         first = wrong.errors(include_url=False)[0]
         place = f" as item {first['loc'][0]!r}" if first["loc"] else ""

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Literal, TypeVar
 
 import pluggy
-from pydantic import InstanceOf
+from pydantic import InstanceOf, TypeAdapter
 
 from swe_core.api.component import Component, RunOption
 from swe_core.api.contracts import FILE_PLUGIN, calling, check_component, checked, failed
@@ -415,7 +415,7 @@ def _returned(implementation: Callable[[], object], hook: str, of: type[T]) -> l
     """
     example = "Component('mine', lambda config: Mine())" if of is Component else f"{of.__name__}(…)"
     expected = f"a list of {of.__name__}s such as [{example}]"
-    kind = list[InstanceOf[of]]  # type: ignore[valid-type]  # the class is a value here, which pydantic reads
+    kind: TypeAdapter[list[T]] = TypeAdapter(list[InstanceOf[of]])  # type: ignore[valid-type]  # of is a value
     with calling(PluginError, "it", hook):
         return checked(implementation(), kind, PluginError, "it", hook, expected)
 
