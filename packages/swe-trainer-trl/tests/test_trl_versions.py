@@ -13,10 +13,9 @@ import pytest
 from swe_testing.fetched import fetched
 from swe_testing.serving.start import missing
 
-_VERSIONS = [
-    "1.10.0",
+_VERSIONS = [  # test_end_of_rows.py and others of the fast part train with the newest
+    *(pytest.param(version, marks=pytest.mark.slow) for version in ("1.10.0", "1.16.0")),
     *(pytest.param(version, marks=pytest.mark.long) for version in ("1.12.0", "1.14.2")),
-    pytest.param("1.16.0", marks=pytest.mark.slow),  # test_end_of_rows.py and others train with it
 ]
 _OWN_VLLM = {"1.10.0", "1.12.0"}
 """Import names that the vLLM of today no longer has; without any vLLM they train with swe-core's transfer."""
