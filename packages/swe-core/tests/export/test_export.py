@@ -167,9 +167,14 @@ def test_damaged_rollout_costs_no_other(run: RunDirectory, tmp_path: Path) -> No
     ],
 )
 def test_failed_export_leaves_nothing(
-    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, method: str,
-    raised: BaseException, says: str | None,
-) -> None:  # fmt: skip
+    run: RunDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    method: str,
+    raised: BaseException,
+    says: str | None,
+) -> None:
     add(run, rollout("a-0", ledger={"sampled": 5, "trainable": 5}))
     monkeypatch.setattr(format_named(name).open(), method, Mock(side_effect=raised))
     done = invoke(run.path, "--format", name, "--out", tmp_path / "out")

@@ -52,9 +52,13 @@ def error(name: str, message: str, minute: int = 0) -> Rollout:
 
 
 def add(
-    run: RunDirectory, record: Rollout, *, text: str = "look", patch: bytes | None = b"diff\n",
+    run: RunDirectory,
+    record: Rollout,
+    *,
+    text: str = "look",
+    patch: bytes | None = b"diff\n",
     tokens: bool = True,
-) -> None:  # fmt: skip
+) -> None:
     """Finish a rollout of two calls: the first calls a tool, the second says that it is done."""
     folder, book = run.folder(record.id), TokenLog()
     call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"command":"ls"}'}}

@@ -41,9 +41,14 @@ SHARED = {"processes": 2, "weight_sync": "disk", "server": {"gpus": "0,1"}}
 
 
 def planned(
-    directory: Path, name: str, hardware: str, settings: dict[str, Any] | None = None,
-    url: str | None = None, longest: int | None = None, **changed: Any,
-) -> TrainingPlan:  # fmt: skip
+    directory: Path,
+    name: str,
+    hardware: str,
+    settings: dict[str, Any] | None = None,
+    url: str | None = None,
+    longest: int | None = None,
+    **changed: Any,
+) -> TrainingPlan:
     config, model = TRLConfig.model_validate(settings or {}), str(qwen3(directory, name, **changed))
     return plan_training(config, model, of_hardware(hardware), url=url, longest=longest)
 
@@ -60,9 +65,14 @@ def planned(
     ],
 )
 def test_layouts_of_models_that_fit(
-    tmp_path: Path, name: str, hardware: str, settings: dict[str, Any], trainers: int, replicas: list[int],
+    tmp_path: Path,
+    name: str,
+    hardware: str,
+    settings: dict[str, Any],
+    trainers: int,
+    replicas: list[int],
     sharding: str,
-) -> None:  # fmt: skip
+) -> None:
     plan = planned(tmp_path, name, hardware, settings)
     assert plan.problem is None
     assert plan.unchecked is None
@@ -91,9 +101,13 @@ def test_layouts_of_models_that_fit(
     ],
 )
 def test_model_that_does_not_fit_is_refused_with_what_would_fit(
-    tmp_path: Path, name: str, hardware: str, settings: dict[str, Any], said: str,
+    tmp_path: Path,
+    name: str,
+    hardware: str,
+    settings: dict[str, Any],
+    said: str,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     plan = planned(tmp_path, name, hardware, settings)
     with pytest.raises(ConfigError, match=rf"(?s){said}.*this is an estimate, and worker\.trl\.memory_check"):
         plan.enforce("refuse")

@@ -145,9 +145,13 @@ def test_line_of_a_group_that_cannot_be_written_ends_nothing(
     ],
 )
 def test_run_that_learns_nothing_is_given_up(
-    feed: Make, monkeypatch: pytest.MonkeyPatch, ends: dict[str, str], options: dict[str, Any],
-    closed: list[int], said: str,
-) -> None:  # fmt: skip
+    feed: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: dict[str, str],
+    options: dict[str, Any],
+    closed: list[int],
+    said: str,
+) -> None:
     """It would be rolled out for ever, and pay for it."""
     monkeypatch.setattr(group_scheduler, "_ALIKE", 3)
     feeding = feed(ends, **{"groups_ahead": 1, **options})

@@ -24,9 +24,13 @@ NOT_THERE = r"worker\.trl\.server\.gpus is .*, but must name GPUs that exist"
 
 
 def split(
-    visible: list[str], *, nccl: bool = False, processes: int | None = None,
-    demand: dict[str, Any] | None = None, **server: Any,
-) -> GPULayout:  # fmt: skip
+    visible: list[str],
+    *,
+    nccl: bool = False,
+    processes: int | None = None,
+    demand: dict[str, Any] | None = None,
+    **server: Any,
+) -> GPULayout:
     from swe_trainer_trl.server.gpus import Demand, layout
 
     needs = Demand(**(demand or {}))

@@ -103,9 +103,14 @@ def test_each_deployment_has_another_key_and_may_have_another_token(
     ],
 )
 def test_deployment_that_is_refused_leaves_nothing(
-    threaded_hf: LocalHF, planned: Planned, monkeypatch: pytest.MonkeyPatch,
-    token: str | None, environment: dict[str, str], hardware: str, said: str,
-) -> None:  # fmt: skip
+    threaded_hf: LocalHF,
+    planned: Planned,
+    monkeypatch: pytest.MonkeyPatch,
+    token: str | None,
+    environment: dict[str, str],
+    hardware: str,
+    said: str,
+) -> None:
     """For the account, its token or a secret."""
     threaded_hf.hub.may_pay = False
     api = HfApi()

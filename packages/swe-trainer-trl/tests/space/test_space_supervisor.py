@@ -173,9 +173,15 @@ async def test_signal_stops_the_supervisor_and_the_run_can_resume(
     ("code", "trouble", "paused"), [(1, None, True), (0, "hub", True), (0, "token", False)]
 )
 async def test_space_pauses_itself_in_the_end(
-    make: Make, port: int, local_hf: LocalHF, ending: Ending, monkeypatch: pytest.MonkeyPatch,
-    code: int, trouble: str | None, paused: bool,
-) -> None:  # fmt: skip
+    make: Make,
+    port: int,
+    local_hf: LocalHF,
+    ending: Ending,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    trouble: str | None,
+    paused: bool,
+) -> None:
     """A Hub in trouble is asked again. Where the token may not, it ends and says so."""
     await _space()
     if trouble == "hub":
@@ -209,9 +215,14 @@ PUSHED = ("push.to=tester/kept",)
     ],
 )
 async def test_run_comes_from_the_hub_if_the_disk_is_empty(
-    make: Make, port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-    changed: tuple[str, ...], code: int, said: str,
-) -> None:  # fmt: skip
+    make: Make,
+    port: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    changed: tuple[str, ...],
+    code: int,
+    said: str,
+) -> None:
     """Another training of that name is left alone."""
     supervisor, begun = make(sets=PUSHED), []
     settings = load_settings(Path("train.toml"), [*PUSHED, *changed]).model_dump(mode="json")

@@ -29,9 +29,14 @@ def source(count: int, *, ends: bool = True) -> Iterator[dict[str, Any]]:
 
 
 def cut(
-    count: int, size: int, *, budget: int = 0, processes: int = 1, most: int = 99,
+    count: int,
+    size: int,
+    *,
+    budget: int = 0,
+    processes: int = 1,
+    most: int = 99,
     left: list[Any] | None = None,
-) -> list[list[int]]:  # fmt: skip
+) -> list[list[int]]:
     """The rows of each micro-batch, by their numbers: of `size` rows, or packed up to `budget` ids.
 
     `left` gets those that are too few for all processes.

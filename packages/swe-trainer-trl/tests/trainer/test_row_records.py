@@ -113,9 +113,14 @@ class Loader:
 
 
 def trained(
-    records: RowRecords, ranks: list[list[Item]], batch: Batch, rank: int = 0, loss: Loss | None = None,
-    step: int = 1, **moved: float,
-) -> None:  # fmt: skip
+    records: RowRecords,
+    ranks: list[list[Item]],
+    batch: Batch,
+    rank: int = 0,
+    loss: Loss | None = None,
+    step: int = 1,
+    **moved: float,
+) -> None:
     """A micro-batch, from the data loader to the end of its step, which is written."""
     loader, model = Loader(batch), Model(**moved)
     records.mark(loader)
@@ -206,9 +211,13 @@ FORWARD = Model.__call__
     ],
 )
 def test_failure_leaves_values_out_and_is_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
-    of: type | None, name: str, fault: Callable[..., None],
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    of: type | None,
+    name: str,
+    fault: Callable[..., None],
+) -> None:
     ranks = [[row(1, 3), row(2, 2)]]
     records = recorder(tmp_path, ranks[0])
     monkeypatch.setattr(of or records, name, fault)
