@@ -12,6 +12,7 @@ import pytest
 
 from swe_core.errors import ConfigError
 from swe_core.run.settings import validate
+from swe_executor_ray.checks import look
 from swe_executor_ray.config import RayConfig
 
 
@@ -60,6 +61,10 @@ def test_without_ray(tmp_path: Path, scratch: Path) -> None:
     last = run(tmp_path, scratch, "--workers", "1", code=blocked).splitlines()[-1]
     assert last.startswith("swe-core: error: Ray cannot be imported: ")
     assert last.endswith("install it: pip install 'ray>=2.50,<3'")
+
+
+def test_check_says_the_version() -> None:
+    assert look().text.startswith("Ray 2.")
 
 
 @pytest.mark.long

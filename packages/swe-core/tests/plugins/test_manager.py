@@ -221,6 +221,8 @@ class MyAgent(AgentSpec):
 
 def test_wrong_file_is_an_error_with_the_remedy(load: Load) -> None:
     for code, says in (
+        ("import not_there", "ModuleNotFoundError: No module named 'not_there'"),
+        (HOOK + "async def swe_agents(): return []", "its hook 'swe_agents' is 'async def'"),
         ("import json", "registers nothing: it has no function with @hookimpl"),
         (HOOK + "def swe_agents(): return []\ndef swe_engines(): return []", "swe_engines lacks @hookimpl"),
         ("def agents(): return []", "its function agents is no hook: rename it to swe_agents"),

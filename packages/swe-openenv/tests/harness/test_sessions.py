@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from fastapi.testclient import TestClient
 from openenv.core.harness import ResourceSessionFactory, TrainableSession
 
 from swe_core.builtin.demo.source import DemoSource
 from swe_core.errors import UsageError
 from swe_core.rollout.run_directory import RunDirectory
 from swe_core.tokens.chains import chains_of
+from swe_openenv.config import ServerConfig
 from swe_openenv.harness import SweSessionFactory, task_prompts
 from swe_openenv.harness.health import TrainingStopped
+from swe_openenv.server.app import make_app
+from swe_openenv.trace import trace_entries
 
 from .running import BASIC, OWN, factory, prompt
 
@@ -242,6 +248,15 @@ def test_interleaved_conversations_are_one_row_each_under_trl(tmp_path: Path, ta
     messages = worker._messages_from_trace(entries)
     assert (messages[0]["content"], messages[-1]["role"]) == ("Look it up.", "assistant")
     assert {entry["metadata"]["versions"][0][0] for entry in entries} == {0}
+    (rollout,) = run.rollouts()
+    episodes: Any = SimpleNamespace(
+        known={"e": SimpleNamespace(rollout=rollout), "runs": SimpleNamespace(rollout=None)}.get,
+        runner=SimpleNamespace(store=run),
+    )
+    client = TestClient(make_app(episodes, ServerConfig()))
+    served = client.get("/sessions/e/trace_entries").json()
+    assert served["entries"] == json.loads(json.dumps(trace_entries([*run.turns("e")], chains)))
+    assert [client.get(f"/sessions/{name}/trace_entries").status_code for name in ("runs", "x")] == [409, 404]
 
 
 @pytest.mark.slow
