@@ -12,7 +12,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from swe_core.api.engine import ChatRequest, Completion, Usage
+from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession, Usage
 from swe_core.api.records import Turn, requests_of
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai.engine import OpenAIEngine
@@ -25,6 +25,7 @@ from swe_testing.provider import ScriptedProvider, call_tool, say
 from .helpers import HELLO, TOOLS, Plugin, Typist, by_hand, relay, sdk, stream, who
 
 pytestmark = pytest.mark.anyio
+
 QUEUE = int(Path("/proc/sys/net/core/somaxconn").read_text())
 """Connections not yet accepted that the kernel keeps for one listener."""
 
@@ -34,23 +35,26 @@ async def test_sdk_completes_a_tool_task(server: InterceptionServer) -> None:
     script = [call_tool("bash", {"command": "ls"}), say("a.py is there"), call_tool("bash", {}), say("bye")]
     turns: list[Turn] = []
     async with ScriptedProvider(script) as provider, relay(provider) as engine:
-        async with server.session(engine, who(), turns.append) as gate, sdk(server, gate) as client:
-            messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "look"}]}]
-            for stream in (False, False, True, True):
-                if stream:
-                    async with client.chat.completions.stream(
-                        model="any", messages=messages, tools=TOOLS
-                    ) as events:
-                        message = (await events.get_final_completion()).choices[0].message
-                else:
-                    whole = await client.chat.completions.create(model="any", messages=messages, tools=TOOLS)
-                    message = whole.choices[0].message
-                    assert whole.usage is not None
-                    assert whole.usage.total_tokens > 0
-                messages.append(message.model_dump(exclude_none=True, exclude={"parsed"}))
-                for call in message.tool_calls or ():
-                    messages.append({"role": "tool", "tool_call_id": call.id, "content": "a.py"})
-            assert [model.id async for model in client.models.list()] == ["scripted"]
+        async with server.session(engine, who(), turns.append) as gate:
+            async with sdk(server, gate) as client:
+                messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "look"}]}]
+                for stream in (False, False, True, True):
+                    if stream:
+                        async with client.chat.completions.stream(
+                            model="any", messages=messages, tools=TOOLS
+                        ) as events:
+                            message = (await events.get_final_completion()).choices[0].message
+                    else:
+                        whole = await client.chat.completions.create(
+                            model="any", messages=messages, tools=TOOLS
+                        )
+                        message = whole.choices[0].message
+                        assert whole.usage is not None
+                        assert whole.usage.total_tokens > 0
+                    messages.append(message.model_dump(exclude_none=True, exclude={"parsed"}))
+                    for call in message.tool_calls or ():
+                        messages.append({"role": "tool", "tool_call_id": call.id, "content": "a.py"})
+                assert [model.id async for model in client.models.list()] == ["scripted"]
         assert gate.turns == len(turns) == 4
         assert gate.usage.prompt_tokens == 40
     assert [turn.reply for turn in turns] == [reply.message for reply in script]
@@ -68,7 +72,8 @@ async def test_two_chained_servers_relay_replies(server: InterceptionServer, tmp
     file = tmp_path / "r.jsonl"
     message = {"role": "assistant", "content": "from the far end, in several pieces"}
     usage = {"prompt_tokens": 7, "completion_tokens": 9}
-    file.write_text(json.dumps({"task_id": "far", "replies": [{"message": message, "usage": usage}] * 2}))
+    line = {"task_id": "far", "replies": [{"message": message, "usage": usage}] * 2}
+    file.write_text(json.dumps(line))
     async with InterceptionServer() as far, ReplayEngine(ReplayConfig(file=file)) as replay:
         async with far.session(replay, who("far", "far"), lambda _: None) as far_gate:
             with pytest.MonkeyPatch.context() as patch:
@@ -86,7 +91,9 @@ async def test_two_chained_servers_relay_replies(server: InterceptionServer, tmp
     assert gate.usage == Usage(prompt_tokens=14, completion_tokens=18)
 
 
-async def test_pieces_become_one_event(server: InterceptionServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_simultaneous_pieces_are_one_event(
+    server: InterceptionServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server_module, "_PACE", 3600.0)
     async with Typist("abcdef") as engine, server.session(engine, who(), list[Turn]().append) as gate:
         async with by_hand(server, gate) as http:
@@ -103,7 +110,10 @@ async def test_empty_pieces_do_not_suppress_keepalives() -> None:
     heard = anyio.Event()
 
     class Blank(Plugin):
-        async def complete(self, request: ChatRequest, session: Any, emit: Any = None) -> Completion:
+        async def complete(
+            self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
+        ) -> Completion:
+            assert emit is not None
             while not heard.is_set():
                 await emit({})
                 await anyio.lowlevel.checkpoint()
@@ -165,8 +175,12 @@ async def test_lone_surrogate_is_replaced(server: InterceptionServer) -> None:
 async def test_concurrent_rollouts_are_isolated(server: InterceptionServer, tmp_path: Any) -> None:
     file = tmp_path / "r.jsonl"
     replies = [[{"role": "assistant", "content": f"task {t} call {c}"} for c in range(3)] for t in range(30)]
-    lines = [{"task_id": f"t{t}", "replies": [{"message": m} for m in own]} for t, own in enumerate(replies)]
-    file.write_text("\n".join(map(json.dumps, lines)))
+    file.write_text(
+        "".join(
+            json.dumps({"task_id": f"t{t}", "replies": [{"message": m} for m in mine]}) + "\n"
+            for t, mine in enumerate(replies)
+        )
+    )
     heard: dict[int, list[str]] = {}
     recorded: dict[int, list[Turn]] = {t: [] for t in range(30)}
 
@@ -176,9 +190,10 @@ async def test_concurrent_rollouts_are_isolated(server: InterceptionServer, tmp_
             async with sdk(server, gate) as client:
                 heard[number] = [(await stream(client, seed=call))[0] for call in range(3)]
 
-    async with ReplayEngine(ReplayConfig(file=file)) as engine, anyio.create_task_group() as group:
-        for number in range(30):
-            group.start_soon(one, number)
+    async with ReplayEngine(ReplayConfig(file=file)) as engine:
+        async with anyio.create_task_group() as group:
+            for number in range(30):
+                group.start_soon(one, number)
     for number, mine in enumerate(replies):
         assert heard[number] == [message["content"] for message in mine]
         assert [turn.reply for turn in recorded[number]] == mine
