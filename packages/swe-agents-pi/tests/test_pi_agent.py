@@ -54,7 +54,7 @@ def test_summary_of_a_compaction_is_told_apart_by_its_system_prompt() -> None:
     asks = "You are a context summarization assistant. Your task is to read a conversation"
     for role, text, summary in (("system", asks, True), ("user", asks, False), ("system", "You fix.", False)):
         # The role comes from a tuple, so mypy sees no literal.
-        request = ChatRequest({}, [{"role": role, "content": text}])  # type: ignore[list-item]
+        request = ChatRequest({}, [{"role": role, "content": text}])  # type: ignore[list-item]  # a role as text
         assert PiAgent().summary(request) is summary
     assert not PiAgent().summary(ChatRequest({}, []))
 

@@ -126,7 +126,7 @@ def test_death_of_one_of_several_servers_explains_no_error() -> None:
     said = "vLLM ended: out of memory; resume with --resume"
     for servers, says in (([ended, running], bug), ([running, ended], bug), ([ended] * 2, said), ([], bug)):
         # The servers are stand-ins that have `died` alone.
-        with pytest.raises(SweError, match=f"^{says}$"), _errors_explained(servers):  # type: ignore[arg-type]
+        with pytest.raises(SweError, match=f"^{says}$"), _errors_explained(servers):  # type: ignore[arg-type]  # stand-ins
             raise RuntimeError("a bug")
 
 

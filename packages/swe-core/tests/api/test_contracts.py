@@ -169,11 +169,11 @@ WRONG: list[tuple[type[SweError], Call, str]] = [
      "returned 'hello' from complete(), expected 'async def co"),
     (EngineProtocolError, called(contracts.complete, "complete", lambda: value("hello"), *ASKED),
      "returned 'hello' from complete(), expected a Completion"),
-    (EngineProtocolError, called(contracts.complete, "complete", lambda: value(Completion("hello")), *ASKED),  # type: ignore[arg-type]
+    (EngineProtocolError, called(contracts.complete, "complete", lambda: value(Completion("hello")), *ASKED),  # type: ignore[arg-type]  # wrong on purpose
      "a Completion with the message 'hello' "),
     (SandboxError, called(opened, "open", many), "returned an async generator from open(), expected an async "
      "context manager: write @asynccontextmanager above 'async def open', and 'yield' the sandbox"),
-    (SandboxError, called(opened, "open", asynccontextmanager(value)), "returned a coroutine from open()"),  # type: ignore[arg-type]
+    (SandboxError, called(opened, "open", asynccontextmanager(value)), "returned a coroutine from open()"),  # type: ignore[arg-type]  # wrong on purpose
     (SandboxError, called(opened, "open", lambda: opening(SPEC)), "'a sandbox' from open(), expected to "),
     # what a run calls once
     (PluginError, called(contracts.notes_of, "notes", lambda: "not isolated"),

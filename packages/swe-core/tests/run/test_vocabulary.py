@@ -47,7 +47,7 @@ def test_vocabulary_is_that_of_the_engine_or_none(tmp_path: Path, caplog: pytest
 
 @pytest.mark.parametrize(
     ("table", "folder"),
-    [(RuntimeError("no tokenizer"), ""), (TokenTable("t", ["text"], {}), ""), (TABLE, "missing")],  # type: ignore[list-item]
+    [(RuntimeError("no tokenizer"), ""), (TokenTable("t", ["text"], {}), ""), (TABLE, "missing")],  # type: ignore[list-item]  # wrong on purpose
 )
 def test_failure_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, table: Any, folder: str

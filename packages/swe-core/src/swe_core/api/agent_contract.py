@@ -28,7 +28,7 @@ _COMMAND = TypeAdapter[list[str]](Annotated[list[StrictStr], AfterValidator(_pro
 _ENV = TypeAdapter(dict[StrictStr, StrictStr])
 _STDIN = TypeAdapter[bytes | None](StrictBytes | None)
 _TOOLS = TypeAdapter(list[InstanceOf[HostTool[Any]]])
-_TEXT = TypeAdapter[str | None](StrictStr | None)
+_TEXT_OR_NONE = TypeAdapter[str | None](StrictStr | None)
 _FLAG = TypeAdapter(StrictBool)
 _EVENTS = TypeAdapter(list[InstanceOf[AgentEvent]])
 
@@ -72,7 +72,7 @@ def tools(agent: AgentSpec, ctx: AgentContext) -> list[HostTool[Any]]:
 
 def auxiliary(agent: AgentSpec, request: ChatRequest) -> str | None:
     """Return what an LLM call is for, if it is no part of the policy's work."""
-    return _called(agent, "auxiliary", _TEXT, "a text or None", request)
+    return _called(agent, "auxiliary", _TEXT_OR_NONE, "a text or None", request)
 
 
 def summary(agent: AgentSpec, request: ChatRequest) -> bool:
@@ -88,7 +88,7 @@ def parse_event(agent: AgentSpec, line: str) -> list[AgentEvent]:
 
 def failure(agent: AgentSpec, ended: AgentExit) -> str | None:
     """Return a sentence where the agent failed."""
-    return _called(agent, "failure", _TEXT, "a text or None", ended)
+    return _called(agent, "failure", _TEXT_OR_NONE, "a text or None", ended)
 
 
 def _called(

@@ -114,13 +114,10 @@ def calling(kind: type[SweError], who: str, method: str, but: type[Exception] = 
 
 # components
 
-_TEXT = TypeAdapter[Any](Annotated[StrictStr, Field(min_length=1)])
+_NAMED = TypeAdapter[Any](Annotated[StrictStr, Field(min_length=1)])
 _MAPPING = TypeAdapter[Any](Mapping[Any, Any])
 _FIELDS: Mapping[str, tuple[TypeAdapter[Any], str]] = {
-    "create": (
-        TypeAdapter(Callable[..., Any]),
-        "a function of the settings, such as lambda config: Mine()",
-    ),
+    "create": (TypeAdapter(Callable[..., Any]), "a function of the settings, such as lambda config: Mine()"),
     "config": (TypeAdapter(type[Config]), "a subclass of swe_core.Config, not an object of it"),
     "summary": (TypeAdapter(StrictStr), "a text"),
     "defaults": (_MAPPING, "a dict"),
@@ -135,13 +132,13 @@ _METHODS: Mapping[str, Sequence[str]] = {
 """Role → the methods of its contract, where that is no class to extend."""
 _ATTRIBUTES: Mapping[str, Mapping[str, tuple[TypeAdapter[Any], str]]] = {
     "agent": {
-        "name": (_TEXT, "a text"),
+        "name": (_NAMED, "a text"),
         "dialect": (
             TypeAdapter(DialectName | None),
             f"one of {', '.join(map(repr, get_args(DialectName)))}, or None",
         ),
     },
-    "engine": {"model": (_TEXT, "a text")},
+    "engine": {"model": (_NAMED, "a text")},
     "tasks": {"recording": (TypeAdapter(InstanceOf[Path] | None), "the Path of recorded replies, or None")},
 }
 
