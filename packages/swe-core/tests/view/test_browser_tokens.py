@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -302,7 +303,7 @@ def test_reply_that_another_row_trains_is_context_with_a_link(
     text.press("Enter")
     assert panel(page)["kind"] == "context here; another row trains it"
     page.get_by_role("link", name="row 0").click()
-    page.wait_for_url("**/tokens/?row=0&at=**")
+    page.wait_for_url(re.compile(r"/tokens/\?(row=0&)?at="))  # the page leaves row 0 out soon after
     assert panel(page)["kind"] == "trainable"
 
 
