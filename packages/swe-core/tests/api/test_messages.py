@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_core.api.messages import message_key, same_arguments, text_of
+from swe_core.api.messages import message_key, same_arguments, sort_results, text_of
 
 NODE = shutil.which("node") or shutil.which("node", path=Path(sys.executable).parent)  # Pi's package has one
 JSON = st.recursive(
@@ -117,3 +117,41 @@ def test_content_that_is_not_text_is_rejected() -> None:
         with pytest.raises(ValueError, match="text") as caught:
             text_of(content)
         assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("ab: b1 a1", "ab: a1 b1"),
+        ("ab: b1 - a1", "ab: a1 - b1"),  # another message keeps its place
+        ("abc: c1 a1", "abc: a1 c1"),  # a call without a result
+        ("ab: b1 a1 a2", "ab: a1 a2 b1"),  # two results of a call
+        ("xyx: x1 x2 y1", "xyx: x1 y1 x2"),  # equal ids
+        ("ab: b1 .1", "ab: a1 b1"),  # a result without an id
+        ("ab: a1 ?1 b1", "ab: a1 b1 ?1"),
+        ("ab: b1 ?1", "ab: ?1 b1"),  # one with an unknown id
+        ("a: .1 .2", "a: a1 .2"),
+        ("ab: b1 - cd: d1 a1 c1", "ab: b1 - cd: c1 d1 a1"),  # a result of an earlier call
+        ("a: a1 a: a2", "a: a1 a: a2"),  # ids that each reply has again
+        ("a: b: b1 a1", "a: b: a1 b1"),  # consecutive messages of the assistant
+        (".1 a1", ".1 a1"),
+    ],
+)
+def test_results_stand_in_the_order_of_their_calls(given: str, wanted: str) -> None:
+    """`ab:` is a reply with the calls a and b, `a1` a result of a, `.1` one without an id, `-` a user."""
+
+    def messages(text: str) -> list[dict[str, Any]]:
+        return [message(word) for word in text.split()]
+
+    def message(word: str) -> dict[str, Any]:
+        if word.endswith(":"):
+            return {"role": "assistant", "content": "", "tool_calls": [{"id": id_} for id_ in word[:-1]]}
+        if word == "-":
+            return {"role": "user", "content": ""}
+        known = {} if word[0] == "." else {"tool_call_id": word[0]}
+        return {"role": "tool", "content": word[1], **known}
+
+    said, words = messages(given), given.split()
+    sort_results(said, words)
+    assert said == messages(wanted)
+    assert [word[-1] for word in words] == [word[-1] for word in wanted.split()]

@@ -392,3 +392,42 @@ def test_input_of_a_custom_tool_comes_as_it_is_sampled() -> None:
     read = [reader.add(piece) for piece in ('{"inp', 'ut":"a', "\\", "nb", "\\u00", 'e4", "x":', ' "y"}')]
     assert read == ["", "a", "", "\nb", "", "ä", ""]
     assert reader.end() == ""
+
+
+_TEXTS = [
+    {"role": "assistant", "tool_calls": [call("{}", "a"), call("{}", "b")]},
+    *({"role": "tool", "tool_call_id": id, "content": id} for id in "ba"),
+]
+_BLOCKS = [
+    {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": id, "name": "f", "input": {}} for id in "ab"],
+    },
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": id} for id in "ba"]},
+]
+_ITEMS = [
+    *({"type": "function_call", "call_id": id, "name": "f", "arguments": "{}"} for id in "ab"),
+    *({"type": "function_call_output", "call_id": id, "output": id} for id in "ba"),
+]
+_CONTENTS = [
+    {"role": "model", "parts": [{"functionCall": {"id": id, "name": "f"}} for id in "ab"]},
+    {
+        "role": "user",
+        "parts": [{"functionResponse": {"id": id, "name": "f", "response": {"output": id}}} for id in "ba"],
+    },
+]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body"),
+    [
+        (CHAT, {"messages": _TEXTS}),
+        (MESSAGES, {"messages": _BLOCKS}),
+        (RESPONSES, {"input": _ITEMS}),
+        (GOOGLE, {"contents": _CONTENTS}),
+    ],
+)
+def test_results_are_sorted(dialect: Dialect, body: dict[str, Any]) -> None:
+    asked = parse(dialect, **body)
+    for messages in (asked.messages, asked.body["messages"]):
+        assert [(one["tool_call_id"], one["content"]) for one in messages[1:]] == [("a", "a"), ("b", "b")]

@@ -9,6 +9,9 @@ A canonical message is a dict as in chat completions, in normal form:
                        "function": {"name", "arguments"}}, arguments as text
     tool_call_id       tool only, where known: the call of this result
 
+Results stand in the order of their calls (`sort_results`): many chat formats print no ids, so that a model
+finds the call of a result by its place.
+
 Templates render this form, and turns are matched by it. `message_key` is equal for messages that differ
 only in harmless ways, since clients rewrite history. The sampled tokens are stored separately.
 """
@@ -17,7 +20,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Mapping
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -125,6 +129,71 @@ def text_of(content: object) -> str:
             )
         texts.append(text)
     return "".join(texts)
+
+
+def sort_results(messages: list[Message], *alike: list[Any]) -> None:
+    """Sort the results after each assistant message into the order of its calls, in place.
+
+    The results up to the next assistant message share their places; messages of other roles keep theirs.
+    Assistant messages that follow one another count as one. With equal ids, the first result answers the
+    first call, the second one the second, and further ones the last. A result without an id, or with one that
+    no call so far has, answers the first call that no other result names; the former gets its id. Results of
+    earlier calls, and those for which no call is left, come last, as they were. A call may have no result.
+
+    Args:
+        alike: Lists of the same length, in which the items at the same places move too.
+    """
+    earlier: set[object] = set()
+    calls: list[object] = []
+    places: list[int] = []
+    for at, message in enumerate(messages):
+        if message["role"] == "tool":
+            places.append(at)
+        elif message["role"] == "assistant":
+            _sort(messages, alike, places, calls, earlier)
+            if at and messages[at - 1]["role"] != "assistant":
+                earlier.update(calls)
+                calls = []
+            calls += [call["id"] for call in message.get("tool_calls") or ()]
+            places = []
+    _sort(messages, alike, places, calls, earlier)
+
+
+def _sort(
+    messages: list[Message],
+    alike: Sequence[list[Any]],
+    places: Sequence[int],
+    calls: Sequence[object],
+    earlier: set[object],
+) -> None:
+    """Sort the results at `places` into the order of the ids `calls`."""
+    ids = [messages[place].get("tool_call_id") for place in places]
+    if ids == calls[: len(ids)]:
+        return
+    named: dict[object, deque[int]] = {}
+    for number, id_ in enumerate(calls):
+        named.setdefault(id_, deque()).append(number)
+    ranks = [_next(named.get(id_)) for id_ in ids]
+    taken = set(ranks)
+    free = (rank for rank in range(len(calls)) if rank not in taken)
+    for at, place in enumerate(places):
+        if ranks[at] is None and ids[at] not in earlier and (rank := next(free, None)) is not None:
+            ranks[at] = rank
+            if ids[at] is None:
+                messages[place] = {**messages[place], "tool_call_id": calls[rank]}
+    last = len(calls)
+    ranked = zip(places, ranks, strict=True)
+    order = [place for place, rank in sorted(ranked, key=lambda one: last if one[1] is None else one[1])]
+    for items in (messages, *alike):
+        for place, item in zip(places, [items[place] for place in order], strict=True):
+            items[place] = item
+
+
+def _next(waiting: deque[int] | None) -> int | None:
+    """Take the first of `waiting`; the last one stays."""
+    if not waiting:
+        return None
+    return waiting.popleft() if len(waiting) > 1 else waiting[0]
 
 
 def dumps(value: object) -> str:

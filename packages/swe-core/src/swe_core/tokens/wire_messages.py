@@ -75,8 +75,8 @@ def asking(names: Sequence[str], messages: Sequence[Message]) -> Message | None:
     """Return an assistant message with the calls that results in `messages` answer; None if uncertain.
 
     Args:
-        names: The called tools, in order. Certain is one tool, called once or more, with a result for each
-            call: clients send results in the order of the calls.
+        names: The called tools, in order, which is that of the results (`sort_results`). Certain is one tool,
+            called once or more, or a result for each call.
     """
     ids = [message.get("tool_call_id") for message in messages if message["role"] == "tool"]
     if len(set(names)) == 1:

@@ -3,8 +3,9 @@
     bytes ─parse→ ParsedRequest ─(gate, engine)→ Completion ─reply→ a body, or events during generation
 
 A new dialect is one module: a `Dialect` whose `parse` turns a request into the canonical form of
-`swe_core.api.messages`, and a `Reply` that turns a completion, or its pieces, into bytes. Add it to
-`DIALECTS`: the server routes its paths, keeps its streams alive and sends errors in its shape.
+`swe_core.api.messages`, results sorted (`sort_results`), and a `Reply` that turns a completion, or its
+pieces, into bytes. Add it to `DIALECTS`: the server routes its paths, keeps its streams alive and sends
+errors in its shape.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import orjson
 
 from swe_core.api.deltas import whole
 from swe_core.api.engine import Completion, Delta, Usage
-from swe_core.api.messages import Message, dumps, text_of
+from swe_core.api.messages import Message, dumps, sort_results, text_of
 from swe_core.interception.dialects.base import (
     BadRequest,
     Dialect,
@@ -72,9 +72,11 @@ class ChatCompletions(Dialect):
         for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
             if body.get(old):
                 raise BadRequest(f"{old!r} is deprecated and not supported here; send {new!r}")
+        canonical = [_canonical(index, message) for index, message in enumerate(messages)]
+        sort_results(canonical, messages)
         return ParsedRequest(
             body=body,
-            messages=[_canonical(index, message) for index, message in enumerate(messages)],
+            messages=canonical,
             tools=body.get("tools") or None,
             stream=bool(body.get("stream")),
             max_tokens=limit_of(body, "max_tokens", "max_completion_tokens"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from swe_core.api.messages import Message, dumps
+from swe_core.api.messages import Message, dumps, sort_results
 from swe_core.interception.dialects.base import BadRequest
 from swe_core.interception.dialects.common import AssistantParts, kind_of
 from swe_core.interception.dialects.google_fields import field_of, list_of
@@ -85,6 +85,7 @@ def messages_of(fields: dict[str, Any]) -> list[Message]:
         else:
             for index, content in run:
                 messages += _user(calls, index, content)
+    sort_results(messages)
     return messages
 
 

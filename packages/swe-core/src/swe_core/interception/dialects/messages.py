@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from swe_core.api.messages import sort_results
 from swe_core.interception.dialects.base import (
     BadRequest,
     Dialect,
@@ -77,6 +78,7 @@ class Messages(Dialect):
         for index, message in enumerate(given):
             conversation.add(index, message)
         conversation.end_turn()
+        sort_results(messages)
         if not messages:
             raise BadRequest("'messages' has no text; send at least one message with text")
         if target.route.kind == "generate" and messages[-1]["role"] == "assistant":

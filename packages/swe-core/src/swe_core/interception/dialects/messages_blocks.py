@@ -78,6 +78,7 @@ class Conversation:
         self._told = told
         self._ids: dict[str, str] = {}  # the client's → the model's
         self._turn: AssistantParts | None = None
+        self._turn_ids: set[str] = set()  # the model's
 
     def add(self, index: int, message: object) -> None:
         """Add messages[index].
@@ -108,6 +109,7 @@ class Conversation:
         if self._turn is not None:
             self.messages.append(self._turn.message())
             self._turn = None
+            self._turn_ids = set()
 
     def _assistant(self, at: str, content: object) -> None:
         turn = self._turn = self._turn or AssistantParts()
@@ -131,6 +133,9 @@ class Conversation:
             call = told.call
         else:
             call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": dumps(given)}}
+        if call["id"] in self._turn_ids:  # a model's ids may be equal, and results are sorted by them
+            call = {**call, "id": call_id}
+        self._turn_ids.add(call["id"])
         self._ids[call_id] = call["id"]
         return call
 

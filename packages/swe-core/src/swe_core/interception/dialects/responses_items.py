@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from swe_core.api.messages import Message, dumps, text_of
+from swe_core.api.messages import Message, dumps, sort_results, text_of
 from swe_core.interception.dialects.base import BadRequest
 from swe_core.interception.dialects.common import AssistantParts, kind_of
 from swe_core.interception.dialects.responses_custom import as_function, custom_arguments
@@ -130,6 +130,7 @@ class History:
             self._add(item)
             self._index += 1
         self._end_turn()
+        sort_results(self.messages)
         if self._system:
             self.messages.insert(0, {"role": "system", "content": "\n\n".join(self._system)})
 
