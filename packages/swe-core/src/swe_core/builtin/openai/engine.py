@@ -6,6 +6,7 @@ import difflib
 import io
 import logging
 import urllib.request
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +25,7 @@ from swe_core.builtin.http_engine import (
     with_retries,
 )
 from swe_core.builtin.openai import OpenAIConfig
+from swe_core.builtin.openai.memory import Memory
 from swe_core.builtin.openai.providers import DEFAULT, PROVIDERS, Provider, provider_at
 from swe_core.builtin.openai.replies import StreamedReply, parse_models, parse_reply
 from swe_core.builtin.sse import EventParser
@@ -65,6 +67,7 @@ class OpenAIEngine(Engine):
         self._timeout = config.timeout
         self._refusals = ErrorTranslator("provider", self.url, _BASE, self.model, config.api_key_env, key)
         self._session: aiohttp.ClientSession | None = None
+        self._memories: dict[str, Memory] = {}
 
     async def __aenter__(self) -> OpenAIEngine:
         headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
@@ -117,14 +120,22 @@ class OpenAIEngine(Engine):
     async def complete(
         self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
     ) -> Completion:
-        content = orjson.dumps(self._body(request, stream=emit is not None))
+        memory = self._memories.setdefault(session.rollout_id, Memory(self._provider.takes))
+        messages = memory.restored(request)
+        content = orjson.dumps(self._body({**request.body, "messages": messages}, request, emit is not None))
         try:
-            return await with_retries(partial(self._attempt, content, emit), self._attempts, _BACKOFF)
+            completion = await with_retries(partial(self._attempt, content, emit), self._attempts, _BACKOFF)
         except Transient as error:
             raise as_final_error(error, self._attempts) from None
+        if completion.finish_reason != "length":
+            memory.keep(request, completion.message)
+        return completion
 
-    def _body(self, request: ChatRequest, *, stream: bool) -> dict[str, Any]:
-        body = {**request.body, **self._params, "model": self.model, "stream": stream}
+    async def end(self, session: EngineSession) -> None:
+        self._memories.pop(session.rollout_id, None)
+
+    def _body(self, asked: Mapping[str, Any], request: ChatRequest, stream: bool) -> dict[str, Any]:
+        body = {**asked, **self._params, "model": self.model, "stream": stream}
         if stream and self._provider.stream_options:
             body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
         else:

@@ -30,6 +30,8 @@ class Provider:
         lists_models: Whether `GET /models` takes the key as chat completions do.
         stream_options: Whether it accepts the field `stream_options`; without it the usage comes anyway.
         limit: The only field for the maximum tokens of a reply that it accepts; None: it accepts both.
+        takes: Fields of its replies, besides text and calls, that it takes back in later requests; None: all
+            that it gives. It refuses others, or ignores them.
     """
 
     url: str
@@ -38,28 +40,33 @@ class Provider:
     lists_models: bool = True
     stream_options: bool = True
     limit: str | None = None
+    takes: tuple[str, ...] | None = None
 
 
-_GEMINI = Provider("https://generativelanguage.googleapis.com/v1beta/openai", "GEMINI_API_KEY")
+_GEMINI = Provider(
+    "https://generativelanguage.googleapis.com/v1beta/openai", "GEMINI_API_KEY", takes=("extra_content",)
+)
 _XAI = Provider("https://api.x.ai/v1", "XAI_API_KEY")
 
 PROVIDERS: Mapping[str, Provider] = {
-    DEFAULT: Provider("https://api.openai.com/v1", "OPENAI_API_KEY", limit="max_completion_tokens"),
+    DEFAULT: Provider("https://api.openai.com/v1", "OPENAI_API_KEY", limit="max_completion_tokens", takes=()),
     "anthropic": Provider("https://api.anthropic.com/v1", "ANTHROPIC_API_KEY", lists_models=False),
     "gemini": _GEMINI,
     "google": _GEMINI,
     "xai": _XAI,
     "grok": _XAI,
     "mistral": Provider(
-        "https://api.mistral.ai/v1", "MISTRAL_API_KEY", stream_options=False, limit="max_tokens"
+        "https://api.mistral.ai/v1", "MISTRAL_API_KEY", stream_options=False, limit="max_tokens", takes=()
     ),
-    "deepseek": Provider("https://api.deepseek.com", "DEEPSEEK_API_KEY"),
-    "openrouter": Provider("https://openrouter.ai/api/v1", "OPENROUTER_API_KEY"),
+    "deepseek": Provider("https://api.deepseek.com", "DEEPSEEK_API_KEY", takes=("reasoning_content",)),
+    "openrouter": Provider(
+        "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", takes=("reasoning", "reasoning_details")
+    ),
     "hf": Provider("https://router.huggingface.co/v1", "HF_TOKEN"),
     "together": Provider("https://api.together.ai/v1", "TOGETHER_API_KEY"),
     "fireworks": Provider("https://api.fireworks.ai/inference/v1", "FIREWORKS_API_KEY"),
-    "groq": Provider("https://api.groq.com/openai/v1", "GROQ_API_KEY"),
-    "cerebras": Provider("https://api.cerebras.ai/v1", "CEREBRAS_API_KEY"),
+    "groq": Provider("https://api.groq.com/openai/v1", "GROQ_API_KEY", takes=("reasoning",)),
+    "cerebras": Provider("https://api.cerebras.ai/v1", "CEREBRAS_API_KEY", takes=("reasoning",)),
     "ollama": Provider("http://127.0.0.1:11434/v1", "OLLAMA_API_KEY", needs_key=False),
 }
 """First part of a model name → provider. Some have two names, because other tools use the second."""

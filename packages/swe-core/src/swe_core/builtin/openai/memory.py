@@ -1,0 +1,201 @@
+"""What a provider attaches to its replies, such as signatures and reasoning: it goes back with them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from swe_core.api.engine import ChatRequest
+from swe_core.api.messages import Message, message_key, text_of
+
+_SAID = frozenset({"role", "content", "tool_calls", "function_call", "refusal", "annotations", "audio"})
+"""Fields of a reply that every agent is told, or that no provider wants back."""
+_CALLED = frozenset({"id", "type", "index", "function"})
+_FUNCTION = frozenset({"name", "arguments"})
+_TEXTS = ("reasoning_content", "reasoning")
+"""Names of the field with the reasoning's text."""
+_REASONING = frozenset({*_TEXTS, "reasoning_text", "reasoning_details"})
+_MOST = 64 * 1024 * 1024
+"""Bytes that one rollout keeps; with more all is forgotten."""
+
+Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """A reply.
+
+    Args:
+        ids: The provider's ids of its calls.
+        fields: What it had besides text and calls.
+        calls: What each call had besides its function.
+    """
+
+    ids: tuple[str, ...]
+    fields: Fields
+    calls: Sequence[Fields]
+
+
+class Memory:
+    """The replies of one rollout.
+
+    A message of the agent is the reply that is equal by `message_key`. Of several it is the one whose calls
+    have the same ids, and which answered an equal message, where there is one; further equal messages are the
+    replies after it. Reasoning that the agent sent gives way to what the reply had. A message that the agent
+    rewrote is known by the ids and names of its calls. Of any other, the provider gets the reasoning that the
+    agent sent, under the provider's name for it.
+
+    Args:
+        takes: Fields that the provider takes back; None: all that it gives.
+    """
+
+    def __init__(self, takes: Collection[str] | None) -> None:
+        self._takes = takes
+        self._text = next((name for name in _TEXTS if name in takes), None) if takes is not None else None
+        self._replies: dict[Hashable, list[_Reply]] = {}
+        self._size = 0
+
+    def keep(self, request: ChatRequest, message: Message) -> None:
+        """Keep the complete reply `message` to `request`."""
+        message = request.as_told(message)
+        with suppress(KeyError, TypeError, AttributeError, ValueError):  # a reply that no agent sends back
+            calls = message.get("tool_calls") or ()
+            fields = dict(self._others(message, _SAID))
+            if "reasoning_details" in fields:
+                fields["reasoning_details"] = _joined(fields["reasoning_details"])
+            reply = _Reply(_ids(calls), fields, [self._call(call) for call in calls])
+            key = message_key({**message, "content": text_of(message.get("content"))})
+            self._size += len(orjson.dumps(message))
+            if self._size > _MOST:
+                self._replies, self._size = {}, 0
+                return
+            named = [place for place, id_ in zip(_named(calls), reply.ids, strict=True) if id_]
+            for place in {*_places(key, reply.ids, request.messages[-1:]), *named}:
+                self._replies.setdefault(place, []).append(reply)
+            if self._takes is None:
+                self._text = next((name for name in _TEXTS if name in fields), self._text)
+
+    def restored(self, request: ChatRequest) -> list[Any]:
+        """Return the messages of `request` as the provider takes them.
+
+        Results have the ids of their calls.
+        """
+        sent: list[Any] = []
+        ids: dict[str, str] = {}
+        met: Counter[Hashable] = Counter()
+        for at, (raw, message) in enumerate(zip(request.body["messages"], request.messages, strict=True)):
+            if message["role"] == "tool":
+                known = message.get("tool_call_id")
+                if known is not None and (own := ids.get(known, known)) != raw.get("tool_call_id"):
+                    raw = {**raw, "tool_call_id": own}
+            elif message["role"] == "assistant":
+                raw, own_ids = self._restored(raw, message, request.messages[max(at - 1, 0) : at], met)
+                ids |= own_ids
+            sent.append(raw)
+        return sent
+
+    def _restored(
+        self, raw: dict[str, Any], message: Message, before: Sequence[Message], met: Counter[Hashable]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return a message of the assistant as the provider takes it, and the provider's ids of its calls."""
+        if not self._replies:
+            return self._renamed(raw), {}
+        calls = message.get("tool_calls") or ()
+        ids, named = _ids(calls), _named(calls)
+        if reply := self._next(_places(message_key(message), ids, before), met):
+            met.update(set(named))
+            own = dict(zip(ids, reply.ids, strict=True)) if _distinct(ids) and _distinct(reply.ids) else {}
+            return _with(raw, reply.fields, reply.calls, [own.get(id_, id_) for id_ in ids]), own
+        found = [self._next([place], met) for place in named]
+        first = next(filter(None, found), None)
+        if first is None:
+            return self._renamed(raw), {}
+        extras = [
+            reply.calls[reply.ids.index(id_)] if reply else {} for reply, id_ in zip(found, ids, strict=True)
+        ]
+        return _with(raw, first.fields, extras, ids), {}
+
+    def _next(self, places: Sequence[Hashable], met: Counter[Hashable]) -> _Reply | None:
+        """Return the next reply at the first of `places` that has any; the last one stays."""
+        found = next((place for place in places if place in self._replies), None)
+        if found is None:
+            return None
+        replies = self._replies[found]
+        met[found] += 1
+        return replies[min(met[found], len(replies)) - 1]
+
+    def _renamed(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """Return a message with the agent's own reasoning under the provider's name, or without it."""
+        if (self._takes is None and self._text is None) or _REASONING.isdisjoint(raw):
+            return raw
+        taken = _REASONING.difference(_TEXTS) if self._takes is None else self._takes
+        kept = {key: value for key, value in raw.items() if key not in _REASONING or key in taken}
+        text = next((text for name in _TEXTS if (text := raw.get(name))), None)
+        return {**kept, self._text: text} if self._text and text else kept
+
+    def _others(self, fields: Fields, plain: Collection[str]) -> Iterator[tuple[str, Any]]:
+        """Return the fields besides `plain` that the provider takes back."""
+        for key, value in fields.items():
+            if key not in plain and value is not None and (self._takes is None or key in self._takes):
+                yield key, value
+
+    def _call(self, call: Fields) -> Fields:
+        """Return what a call has besides its function, and the function besides its arguments."""
+        found = dict(self._others(call, _CALLED))
+        if function := dict(self._others(call["function"], _FUNCTION)):
+            found["function"] = function
+        return found
+
+
+def _places(key: Hashable, ids: tuple[str, ...], before: Sequence[Message]) -> list[Hashable]:
+    """Return where a reply is kept: by its text and calls, more exact places first."""
+    return [(key, ids, *map(message_key, before)), (key, ids), key]
+
+
+def _named(calls: Sequence[Fields]) -> list[Hashable]:
+    """Return where the reply with each of some calls is kept."""
+    return [(id_, call["function"]["name"]) for id_, call in zip(_ids(calls), calls, strict=True)]
+
+
+def _ids(calls: Sequence[Fields]) -> tuple[str, ...]:
+    return tuple(str(call.get("id") or "") for call in calls)
+
+
+def _distinct(ids: Collection[str]) -> bool:
+    return "" not in ids and len(set(ids)) == len(ids)
+
+
+def _with(
+    raw: Mapping[str, Any], fields: Fields, extras: Sequence[Fields], ids: Sequence[str]
+) -> dict[str, Any]:
+    """Return a message with the fields of a reply, and with ids and further fields of its calls."""
+    sent = {key: value for key, value in raw.items() if key not in _REASONING} | dict(fields)
+    if any(extras) or _ids(raw.get("tool_calls") or ()) != tuple(ids):
+        sent["tool_calls"] = [
+            {**call, **extra, "id": id_, "function": {**call["function"], **extra.get("function", {})}}
+            for call, id_, extra in zip(raw["tool_calls"], ids, extras, strict=True)
+        ]
+    return sent
+
+
+def _joined(details: Any) -> Any:
+    """Return the details of reasoning with those that a stream cut into pieces in one."""
+    if not isinstance(details, list) or not all(isinstance(one, dict) for one in details):
+        return details
+    joined: list[dict[str, Any]] = []
+    for one in details:
+        last = joined[-1] if joined else {}
+        if one.get("index") is None or any(one.get(key) != last.get(key) for key in ("index", "type")):
+            joined.append(dict(one))
+            continue
+        for key, value in one.items():
+            if key in ("text", "summary", "data") and isinstance(last.get(key), str) and value:
+                last[key] += value
+            elif value is not None:
+                last[key] = value
+    return joined
