@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from swe_core.api.deltas import cut
 from swe_core.api.engine import Completion
 from swe_core.api.messages import Message, message_key
+from swe_core.api.object_prefix import ObjectPrefix
 from swe_core.interception.dialects import DIALECTS
 from swe_core.interception.dialects.base import Dialect, ParsedRequest, Route, Target
-from swe_core.interception.dialects.messages_input import ObjectPrefix
 from swe_core.interception.dialects.responses_custom import InputReader
 
 from .helpers import events_of

@@ -164,7 +164,7 @@ class OpenAIEngine(Engine):
                 async for piece in response.content.iter_any():
                     for event in parser.feed(piece):
                         if await reply.add(event):
-                            return reply.completion()
+                            return await reply.completion()
         except ContentEncodingError:
             raise EngineProtocolError(
                 f"the provider at {self.url!r} sent a reply whose encoding is broken"
@@ -174,7 +174,7 @@ class OpenAIEngine(Engine):
             if reply.emitted:
                 raise EngineUnavailable(f"{lost}, in the middle of a reply") from None
             raise Transient(lost) from None
-        return reply.completion()
+        return await reply.completion(parser.feed(b"\n\n"))
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -1,53 +1,65 @@
-"""The answers of a provider, parsed strictly: completions, streams, and errors as one sentence each."""
+"""The answers of a provider: completions, streams, and errors as one sentence each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import orjson
 from pydantic import BaseModel, Field, ValidationError
 
-from swe_core.api.deltas import Joiner
 from swe_core.api.engine import Completion, Delta, Emit, Usage
 from swe_core.builtin.http_engine import ErrorTranslator, Transient, is_html
-from swe_core.errors import EngineProtocolError, EngineUnavailable
+from swe_core.builtin.openai.pieces import Pieces
+from swe_core.errors import EngineError, EngineProtocolError, EngineUnavailable
 
-
-class _Usage(BaseModel):
-    prompt_tokens: int | None = Field(default=None, ge=0)
-    completion_tokens: int | None = Field(default=None, ge=0)
-
-    def known(self) -> Usage:
-        return Usage(prompt_tokens=self.prompt_tokens or 0, completion_tokens=self.completion_tokens or 0)
-
-
-class _Message(BaseModel):
-    content: str | list[Any] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+_REASONS = {
+    name: reason
+    for reason, names in {
+        "stop": "stop stop_sequence end_turn end eos eos_token stop_token complete completed finished done",
+        "length": "length max_tokens max_output_tokens max_completion_tokens max_length model_length "
+        "token_limit incomplete model_context_window_exceeded",
+        "tool_calls": "tool_calls tool_call tool_use function_call function_calls",
+        "content_filter": "content_filter content_filtered refusal safety image_safety recitation language "
+        "blocklist prohibited_content spii sensitive guardrail_intervened",
+    }.items()
+    for name in names.split()
+}
+"""Finish reasons of providers → OpenAI's."""
+_BROKEN = re.compile(
+    "error|fail|malformed|missing|unexpected|too_many|abort|cancel|time_?out|unavailable|overload|insufficient"
+)
+"""In a finish reason that no model has: the provider broke the reply off, or lost a call of the model."""
+_MOST_TOKENS = 2**53
 
 
 class _Choice(BaseModel):
     message: dict[str, Any]
-    finish_reason: str | None = None
+    finish_reason: Any = None
+    native_finish_reason: Any = None
+    error: Any = None
 
 
 class _Reply(BaseModel):
     choices: list[_Choice] = Field(min_length=1)
-    usage: _Usage | None = None
-    model: str | None = None
+    usage: Any = None
+    model: Any = None
 
 
 class _Piece(BaseModel):
-    index: int = 0
+    index: Any = None
     delta: dict[str, Any] | None = None
-    finish_reason: str | None = None
+    finish_reason: Any = None
+    native_finish_reason: Any = None
+    error: Any = None
 
 
 class _Chunk(BaseModel):
-    choices: list[_Piece] = Field(default_factory=list)
-    usage: _Usage | None = None
-    model: str | None = None
+    choices: list[_Piece] | None = None
+    usage: Any = None
+    model: Any = None
 
 
 class _Models(BaseModel):
@@ -67,20 +79,21 @@ def parse_reply(
         Transient | EngineError: The content is an error, which some providers send with status 200.
     """
     body = _json(content, headers, url)
-    if isinstance(body, dict) and body.get("error"):
-        raise refusals.in_reply(body)
+    _raise_error(body, refusals)
+    pieces = Pieces()
     try:
         reply = _Reply.model_validate(body)
         choice = reply.choices[0]
-        _Message.model_validate(choice.message)
-    except ValidationError as error:
+        _raise_broken(choice, refusals)
+        pieces.add(_numbered(choice.message))
+        pieces.rest()
+    except (ValidationError, ValueError) as error:
+        why = _first(error) if isinstance(error, ValidationError) else str(error)
         raise EngineProtocolError(
-            f"the provider at {url!r} answered no chat completion ({_first(error)}): check that the URL is "
+            f"the provider at {url!r} answered no chat completion ({why}): check that the URL is "
             "that of an OpenAI-compatible API"
         ) from None
-    message = {key: value for key, value in choice.message.items() if value is not None}
-    message = {"role": "assistant", "content": None, **message}
-    return _completion(message, choice.finish_reason, reply.usage, reply.model)
+    return _completion(pieces.message(), choice.finish_reason, reply.usage, reply.model, refusals)
 
 
 def parse_models(content: bytes, headers: Mapping[str, str], url: str) -> list[str]:
@@ -107,10 +120,11 @@ class StreamedReply:
         self._url = url
         self._emit = emit
         self._refusals = refusals
-        self._joiner = Joiner()
-        self._finish: str | None = None
-        self._usage: _Usage | None = None
-        self._model: str | None = None
+        self._pieces = Pieces()
+        self._choice: object = None
+        self._finish: object = None
+        self._usage: object = None
+        self._model: object = None
         self._done = False
 
     async def add(self, data: bytes) -> bool:
@@ -120,42 +134,66 @@ class StreamedReply:
             EngineProtocolError: It is no chunk of a chat completion.
             Transient | EngineError: It is an error of the provider.
         """
-        if data.strip() == b"[DONE]":
+        data = data.strip()
+        if not data:  # keeps the connection alive
+            return False
+        if data == b"[DONE]":
             self._done = True
             return True
         try:
-            body = orjson.loads(data)
-            if isinstance(body, dict) and body.get("error"):
-                raise self._broken(self._refusals.in_reply(body))
-            chunk = _Chunk.model_validate(body)
-            for piece in chunk.choices:
-                if piece.index == 0:
-                    await self._take(piece)
+            await self._take(orjson.loads(data))
         except orjson.JSONDecodeError:
-            raise self._no_chunk("invalid JSON") from None
+            lines = data.split(b"\n")
+            if len(lines) == 1:
+                raise self._no_chunk("invalid JSON") from None
+            for line in lines:  # no blank lines between events
+                if await self.add(line):
+                    return True
         except ValidationError as error:
             raise self._no_chunk(_first(error)) from None
-        self._usage = chunk.usage or self._usage
-        self._model = chunk.model or self._model
         return False
 
-    def completion(self) -> Completion:
+    async def completion(self, cut: Sequence[bytes] = ()) -> Completion:
         """Return the whole reply, after the last event.
 
+        Args:
+            cut: The data of events whose end did not come.
+
         Raises:
-            Transient | EngineUnavailable: The stream ended before the reply did.
+            Transient | EngineError: The stream ended before the reply did, or the reply is broken.
         """
+        for data in cut:
+            with suppress(EngineProtocolError):
+                await self.add(data)
         if not self._done and self._finish is None:
             raise self._broken(Transient(f"the stream of the provider at {self._url!r} ended early"))
-        return _completion(self._joiner.message(), self._finish, self._usage, self._model)
-
-    async def _take(self, piece: _Piece) -> None:
-        self._finish = piece.finish_reason or self._finish
-        delta = {key: value for key, value in (piece.delta or {}).items() if value is not None}
+        await self._tell(self._pieces.rest())
         try:
-            self._joiner.add(delta)
+            return _completion(self._pieces.message(), self._finish, self._usage, self._model, self._refusals)
+        except Transient as error:
+            raise self._broken(error) from None
+
+    async def _take(self, body: object) -> None:
+        try:
+            _raise_error(body, self._refusals)
+            chunk = _Chunk.model_validate(body)
+            for piece in chunk.choices or ():
+                if self._choice is None:
+                    self._choice = piece.index
+                if piece.index in (None, self._choice):
+                    _raise_broken(piece, self._refusals)
+                    self._finish = piece.finish_reason or self._finish
+                    await self._tell(self._pieces.add(piece.delta or {}))
+        except ValidationError:
+            raise
         except ValueError as error:
             raise self._no_chunk(str(error)) from None
+        except (Transient, EngineError) as error:
+            raise self._broken(error) from None
+        self._usage = chunk.usage or self._usage
+        self._model = chunk.model or self._model
+
+    async def _tell(self, delta: Delta) -> None:
         if self._emit is not None and _says_something(delta):
             self.emitted = True
             await self._emit(delta)
@@ -180,17 +218,55 @@ def _json(content: bytes, headers: Mapping[str, str], url: str) -> Any:
         ) from None
 
 
+def _numbered(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a whole message as a delta: the place of a call in the list tells it apart."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return dict(message)
+    numbered = [{**call, "index": at} if isinstance(call, Mapping) else call for at, call in enumerate(calls)]
+    return {**message, "tool_calls": numbered}
+
+
+def _raise_error(body: object, refusals: ErrorTranslator) -> None:
+    """Raise the error that a body is or has."""
+    if isinstance(body, Mapping):
+        if body.get("error"):
+            raise refusals.in_reply(body)
+        if "error" in (body.get("object"), body.get("type")):
+            raise refusals.in_reply({"error": body})
+
+
+def _raise_broken(choice: _Choice | _Piece, refusals: ErrorTranslator) -> None:
+    """Raise the error that a choice has, or that only its finish reason names."""
+    _raise_error({"error": choice.error}, refusals)
+    for reason in (choice.finish_reason, choice.native_finish_reason):
+        if _BROKEN.search(str(reason).lower()):
+            raise refusals.in_reply({"error": f"the reply ended with the finish reason {reason!r}"})
+
+
 def _completion(
-    message: dict[str, Any], finish: str | None, usage: _Usage | None, model: str | None
+    message: dict[str, Any], finish: object, usage: object, model: object, refusals: ErrorTranslator
 ) -> Completion:
-    if finish is None:  # some providers leave it out, and agents cannot do without
-        finish = "tool_calls" if message.get("tool_calls") else "stop"
+    reason = _REASONS.get(re.sub(r"[\s-]", "_", str(finish).lower()))
+    if reason is None and not _says_something(message):
+        raise refusals.in_reply({"error": f"an empty reply ended with the finish reason {finish!r}"})
+    if reason is None or (reason == "stop" != finish):  # agents cannot do without
+        reason = "tool_calls" if message.get("tool_calls") else "stop"
+    counts = usage if isinstance(usage, Mapping) else {}
     return Completion(
         message=message,
-        finish_reason=finish,
-        usage=usage.known() if usage else Usage(),
-        model=model or "",
+        finish_reason=reason,
+        usage=Usage(
+            prompt_tokens=_count(counts.get("prompt_tokens")),
+            completion_tokens=_count(counts.get("completion_tokens")),
+        ),
+        model=model if isinstance(model, str) else "",
     )
+
+
+def _count(given: object) -> int:
+    """Return a number of tokens; 0 where it is unknown or nonsense."""
+    return int(given) if isinstance(given, int | float) and 0 <= given <= _MOST_TOKENS else 0
 
 
 def _says_something(delta: Delta) -> bool:

@@ -11,10 +11,10 @@ import orjson
 from swe_core.api.deltas import Indices, whole
 from swe_core.api.engine import Completion, Delta, Usage
 from swe_core.api.messages import text_of
+from swe_core.api.object_prefix import ObjectPrefix
 from swe_core.interception.dialects.base import Problem, Reply
 from swe_core.interception.dialects.common import event
 from swe_core.interception.dialects.messages_blocks import Told, ToldCall, signature_of
-from swe_core.interception.dialects.messages_input import ObjectPrefix
 
 Thoughts = Literal["hidden", "shown", "signed"]
 """How a reply shows reasoning: not at all, as text, or only in a signature, which the client sends back."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_core.interception.dialects.messages_input import ObjectPrefix
+from swe_core.api.object_prefix import ObjectPrefix
 
 from .test_round_trips import values_of
 

@@ -1,0 +1,289 @@
+"""The pieces of a provider's reply as agents expect them: text as text, and calls that are told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import orjson
+
+from swe_core.api.deltas import Joiner
+from swe_core.api.engine import Delta
+from swe_core.api.messages import dumps, same_arguments
+from swe_core.api.object_prefix import ObjectPrefix
+
+_ANSWERS = ("content", "refusal")
+_TEXTS = (*_ANSWERS, "reasoning_content", "reasoning")
+_THOUGHTS = ("thinking", "reasoning")
+"""Beginnings of the types of parts that are reasoning."""
+_INSIDE = ("text", *_THOUGHTS, "refusal", "content", "value")
+"""Fields of a part that hold its text, or further parts."""
+_DEEPEST = 8
+"""Levels of parts inside parts."""
+
+
+class Pieces:
+    """Reads the deltas of one reply, and returns what may be relayed of them.
+
+    The returned deltas, joined, are the reply's message. Each call has an index, an id of its own and
+    arguments as text. Arguments that a later piece may replace are held back until another call or the end
+    of the reply, and those that a piece did replace until the end.
+    """
+
+    def __init__(self) -> None:
+        self._joiner = Joiner()
+        self._calls: list[_Call] = []
+        self._begun = 0
+        self._ids: set[str] = set()
+        self._by_place: dict[tuple[int | None, str], _Call] = {}
+        self._last: _Call | None = None
+
+    def add(self, delta: Delta) -> dict[str, Any]:
+        """Return what may be relayed after `delta`, perhaps nothing.
+
+        Raises:
+            ValueError: A tool call is malformed.
+        """
+        clean: dict[str, Any] = {}
+        for key, value in delta.items():
+            if value is None:
+                continue
+            if key == "tool_calls":
+                if calls := [*self._calls_of(value)]:
+                    clean[key] = calls
+            elif key not in _TEXTS:
+                clean[key] = value
+            elif isinstance(value, str):
+                clean[key] = clean.get(key, "") + value
+            else:
+                for part in value if isinstance(value, list) else [value]:
+                    place = "reasoning_content" if key in _ANSWERS and _is_thought(part) else key
+                    if text := _text(part):
+                        clean[place] = clean.get(place, "") + text
+        self._joiner.add(clean)
+        return clean
+
+    def rest(self) -> dict[str, Any]:
+        """Return what was held back, at the end of the reply."""
+        calls = []
+        for call in self._calls:
+            text = call.rest()
+            if text or call.more:
+                calls.append(self._piece(call, text))
+        rest = {"tool_calls": calls} if calls else {}
+        self._joiner.add(rest)
+        return rest
+
+    def message(self) -> dict[str, Any]:
+        """Return the message of what was relayed."""
+        return self._joiner.message()
+
+    def _calls_of(self, pieces: object) -> Iterator[dict[str, Any]]:
+        """Return what may be relayed after pieces of calls."""
+        if not isinstance(pieces, list):
+            raise ValueError(f"tool_calls is {type(pieces).__name__}, not a list")
+        seen: set[_Call] = set()  # in this delta, which names a call once
+        for given in pieces:
+            piece = _read(given)
+            before, call = self._last, self._call_of(piece)
+            if call is None or (piece.name and call in seen):
+                call = _Call(len(self._calls) if piece.index is None else piece.index)
+                self._calls.append(call)
+            seen.add(call)
+            for place in ((None, piece.id), (call.place, ""), (call.place, piece.id)):
+                self._by_place[place] = call
+            self._last = call
+            call.add(piece)
+            if before is not None and before is not call:
+                yield from self._news(before)
+            yield from self._news(call)
+
+    def _call_of(self, piece: _Piece) -> _Call | None:
+        """Return the call that `piece` continues; None where it begins another one."""
+        if piece.index is None:
+            call = self._by_place.get((None, piece.id)) if piece.id else None
+            call = call or self._last
+        else:
+            call = self._by_place.get((piece.index, piece.id)) or self._by_place.get((piece.index, ""))
+            if call is None and piece.id and not piece.name:
+                call = self._by_place.get((None, piece.id))
+        return call if call is not None and call.goes_on(piece) else None
+
+    def _news(self, call: _Call) -> Iterator[dict[str, Any]]:
+        """Return what may be relayed of a call. Calls begin in order."""
+        if call.index is None and (not call.name or self._calls[self._begun] is not call):
+            return
+        text = call.news(ended=call is not self._last)
+        if text or (call.more if call.index is not None else call is not self._last):
+            yield self._piece(call, text)
+
+    def _piece(self, call: _Call, text: str) -> dict[str, Any]:
+        more, function = call.more, {**call.function, "arguments": text}
+        call.more, call.function = {}, {}
+        if call.index is None:
+            call.index = self._begun
+            self._begun += 1
+            while call.id in self._ids or not call.id:  # missing, or that of another call
+                call.id = uuid4().hex[:9]  # all that Mistral takes
+            self._ids.add(call.id)
+            more = {"id": call.id, "type": "function", **more}
+            function = {"name": call.name, **function}
+        return {"index": call.index, **more, "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A piece of a call. Absent texts are empty; `more` and `function` are the other fields."""
+
+    index: int | None
+    id: str
+    name: str
+    arguments: str
+    more: Mapping[str, Any]
+    function: Mapping[str, Any]
+
+
+class _Call:
+    """A call while its pieces come.
+
+    Attributes:
+        place: The provider's index, or its place where there is none.
+        index: The relayed one; None until the call begins.
+        given: The pieces of the arguments.
+        more: Other fields that are not relayed yet, and `function` those of the function.
+    """
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.index: int | None = None
+        self.id = self.name = ""
+        self.given: list[str] = []
+        self.more: dict[str, Any] = {}
+        self.function: dict[str, Any] = {}
+        self._relayed: list[str] = []
+        self._waiting: list[str] = []
+        self._starts_over = False
+        self._parts: list[str] = []  # since the arguments last started over
+        self._size = 0
+        self._prefix = ObjectPrefix()
+        self._whole: list[list[str]] = []  # the `_parts` that were an object
+
+    def goes_on(self, piece: _Piece) -> bool:
+        """Return whether `piece` continues this call: another one has a name, which may be the same."""
+        text = piece.arguments
+        if not piece.name or not self.name:
+            return True
+        begins = text.lstrip().startswith("{")
+        if piece.id and self.id and piece.id != self.id:  # some proxies make a new id for each piece
+            is_cut = self._size > 0 and not self._prefix.whole
+            is_more = len(text) > self._size and self._is_repeated(text)
+            return is_cut and piece.name == self.name and (not begins or is_more)
+        if piece.name != self.name:
+            grown = piece.name.startswith(self.name) or not _is_object(text)
+            return self._size == 0 and grown
+        if not begins or not self._prefix.whole or self._is_empty:
+            return True
+        if not _is_object(text):
+            return bool(piece.id)
+        return same_arguments(text) == same_arguments("".join(self._parts))
+
+    def add(self, piece: _Piece) -> None:
+        """Add a piece that continues this call."""
+        self.id = self.id or piece.id
+        if piece.name != self.name:  # in pieces, or as far as it is known
+            self.name = piece.name if piece.name.startswith(self.name) else self.name + piece.name
+        self.more = {**piece.more, **self.more}
+        self.function = {**piece.function, **self.function}
+        text = piece.arguments
+        if not text:
+            return
+        if self._is_repeated(text) or (self._prefix.whole and text.lstrip().startswith("{")):
+            self._starts_over = True
+            self._parts, self._size, self._prefix = [], 0, ObjectPrefix()
+        was_whole = self._prefix.whole
+        self._prefix.add(text)
+        self._parts.append(text)
+        self._size += len(text)
+        self.given.append(text)
+        self._waiting.append(text)
+        if self._prefix.whole and not was_whole:
+            self._whole.append(self._parts)
+
+    def news(self, *, ended: bool) -> str:
+        """Return the arguments that nothing replaces any more; `ended`: whether another call has begun."""
+        if self._starts_over or (self._prefix.whole and (not ended or self._is_empty)):
+            return ""
+        text = "".join(self._waiting)
+        self._relayed += self._waiting
+        self._waiting = []
+        return text
+
+    def rest(self) -> str:
+        """Return the rest of the arguments: they are read as they came, if that is an object."""
+        relayed, text = "".join(self._relayed), "".join(self.given)
+        if self._starts_over and not _is_object(text):
+            whole = ("".join(parts) for parts in reversed(self._whole))
+            text = next((found for found in whole if found.startswith(relayed)), text)
+        return (text or ("{}" if self.name else ""))[len(relayed) :]
+
+    @property
+    def _is_empty(self) -> bool:
+        """Return whether the arguments are `{}`, which some providers send first."""
+        return self._prefix.whole and self._size <= len("{ }")
+
+    def _is_repeated(self, text: str) -> bool:
+        return 0 < self._size <= len(text) and text.startswith("".join(self._parts))
+
+
+def _read(given: object) -> _Piece:
+    """Return a provider's piece of a call.
+
+    Raises:
+        ValueError: It is malformed.
+    """
+    if not isinstance(given, Mapping):
+        raise ValueError(f"a tool call is {type(given).__name__}, not an object")
+    function = given.get("function") or {}
+    if not isinstance(function, Mapping):
+        raise ValueError(f"a tool call's function is {type(function).__name__}, not an object")
+    index, arguments = given.get("index"), function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = "" if arguments is None else dumps(arguments)
+    return _Piece(
+        int(str(index)) if str(index).isdecimal() else None,
+        str(given.get("id") or ""),
+        str(function.get("name") or ""),
+        arguments,
+        _others(given, "index", "id", "type", "function"),
+        _others(function, "name", "arguments"),
+    )
+
+
+def _others(fields: Mapping[str, Any], *known: str) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key not in known and value is not None}
+
+
+def _is_object(text: str) -> bool:
+    if text.rstrip()[-1:] != "}":
+        return False
+    try:
+        return isinstance(orjson.loads(text), dict)
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _is_thought(part: object) -> bool:
+    return isinstance(part, Mapping) and str(part.get("type")).startswith(_THOUGHTS)
+
+
+def _text(part: object, depth: int = 0) -> str:
+    """Return the text of a part, or of parts; "" of others, such as references."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, list) and depth < _DEEPEST:
+        return "".join(_text(one, depth + 1) for one in part)
+    if isinstance(part, Mapping) and depth < _DEEPEST:
+        return next((text for key in _INSIDE if (text := _text(part.get(key), depth + 1))), "")
+    return ""
