@@ -101,7 +101,9 @@ def test_message_key_distinguishes_replies_and_white_space_of_other_roles() -> N
 
 
 def test_text_parts_become_text() -> None:
-    assert text_of([{"type": "text", "text": "one"}, {"type": "text", "text": " two"}, "!"]) == "one two!"
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": " two"}, "!"]
+    assert text_of(parts, "assistant") == "one two!"
+    assert text_of(parts, "tool") == "one\n two\n!"
     assert text_of(None) == ""
     assert text_of("as it is") == "as it is"
 

@@ -94,6 +94,11 @@ def test_results_have_the_ids_of_the_provider() -> None:
     assert [one["tool_call_id"] for one in sent[1:]] == ["own1", "own2", "z"]
 
 
+def test_results_come_directly_after_their_calls() -> None:
+    result = {"role": "tool", "content": "", "tool_call_id": "a"}
+    assert restored(Memory(None), said(call()), GO, result, GO) == [said(call()), result, GO, GO]
+
+
 def test_equal_replies_keep_their_order() -> None:
     memory = Memory(None)
     for text in ("one", "two", "three"):

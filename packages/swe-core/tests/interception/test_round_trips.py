@@ -144,8 +144,8 @@ def text_block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def echoed(blocks: Iterable[dict[str, Any]], dice: random.Random) -> list[dict[str, Any]]:
-    """Return blocks as clients send them back: marks of a cache, keys in another order, blocks split up."""
+def echoed(blocks: Iterable[dict[str, Any]], dice: random.Random, cuts: float = 0.3) -> list[dict[str, Any]]:
+    """Return blocks as clients send them back: marks of a cache, keys in another order, replies split up."""
     found = []
     for block in blocks:
         items = [*block.items()]
@@ -154,7 +154,7 @@ def echoed(blocks: Iterable[dict[str, Any]], dice: random.Random) -> list[dict[s
         if dice.random() < 0.3:
             items.append(("cache_control", {"type": "ephemeral"}))
         dice.shuffle(items)
-        if block["type"] == "text" and dice.random() < 0.3:
+        if block["type"] == "text" and dice.random() < cuts:
             at = dice.randrange(len(block["text"]) + 1)
             found += map(text_block, (block["text"][:at], block["text"][at:]))
         else:
@@ -200,11 +200,11 @@ def test_messages_history_with_other_ids_is_the_same(inputs: list[Any], dice: ra
         ]
         results = [{"type": "tool_result", "tool_use_id": id, "content": [text_block("out")]} for id in ids]
         messages = [
-            {"role": "user", "content": echoed([text_block("look")], dice)},
+            {"role": "user", "content": echoed([text_block("look")], dice, 0)},
             {"role": "assistant", "content": echoed([text_block("I look."), *uses], dice)},
-            {"role": "user", "content": echoed([*results, text_block("go on")], dice)},
+            {"role": "user", "content": echoed([*results, text_block("go on")], dice, 0)},
         ]
-        return parse(MESSAGES, messages=messages, system=echoed([text_block("be brief")], dice)).messages
+        return parse(MESSAGES, messages=messages, system=echoed([text_block("be brief")], dice, 0)).messages
 
     first, second = history("c"), history("toolu_")
     assert list(map(message_key, first)) == list(map(message_key, second))

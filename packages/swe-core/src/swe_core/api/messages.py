@@ -3,7 +3,7 @@
 A canonical message is a dict as in chat completions, in normal form:
 
     role               "system", "user", "assistant" or "tool"
-    content            text, perhaps ""
+    content            text, perhaps ""; parts are joined (`text_of`)
     reasoning_content  assistant only, where present: the model's reasoning
     tool_calls         assistant only, where present: {"id", "type": "function",
                        "function": {"name", "arguments"}}, arguments as text
@@ -29,6 +29,8 @@ import orjson
 
 Message = dict[str, Any]
 """A canonical message."""
+BETWEEN = "\n"
+"""Stands between the parts of a message of a user, the system or a tool, as vLLM joins them."""
 
 _SAFE_INTEGER = 2**53
 """First integer that JavaScript does not represent exactly (ECMAScript, Number.MAX_SAFE_INTEGER + 1)."""
@@ -103,8 +105,12 @@ def _as_javascript(value: Any) -> Any:
     return value
 
 
-def text_of(content: object) -> str:
+def text_of(content: object, role: object = "assistant") -> str:
     """Return a message's content as text. A list of text parts is joined, because templates misprint lists.
+
+    Args:
+        role: Who wrote it. The parts of a reply are cut by its dialect or client, so nothing stands between
+            them: the reply is to equal what was sampled. Other parts are texts of their own: `BETWEEN`.
 
     Raises:
         ValueError: A part is no text, such as an image. The message names its type.
@@ -128,7 +134,7 @@ def text_of(content: object) -> str:
                 "so send text parts"
             )
         texts.append(text)
-    return "".join(texts)
+    return ("" if role == "assistant" else BETWEEN).join(texts)
 
 
 def sort_results(messages: list[Message], *alike: list[Any]) -> None:

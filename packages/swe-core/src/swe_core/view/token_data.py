@@ -306,7 +306,8 @@ class _Try:
 def _content(message: Mapping[str, Any]) -> str:
     """Return the text of a message as a vocabulary writes it: a character for each byte."""
     try:
-        return text_of(message.get("content")).strip().encode("utf-8", "replace").decode("latin-1")
+        text = text_of(message.get("content"), message.get("role"))
+        return text.strip().encode("utf-8", "replace").decode("latin-1")
     except ValueError:  # an image, say
         return ""
 

@@ -173,7 +173,7 @@ def read_events(path: Path, run: Path) -> tuple[list[AgentEvent], int]:
 def content_of(message: Mapping[str, Any]) -> str:
     """Return the text of a message."""
     try:
-        return text_of(message.get("content"))
+        return text_of(message.get("content"), message.get("role"))
     except ValueError:  # it has an image, say
         return text_of_blocks(message.get("content"))
 

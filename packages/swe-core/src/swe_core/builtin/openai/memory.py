@@ -83,9 +83,10 @@ class Memory:
     def restored(self, request: ChatRequest) -> list[Any]:
         """Return the messages of `request` as the provider takes them.
 
-        Results have the ids of their calls.
+        Results have the ids of their calls, and come directly after them: OpenAI takes nothing in between.
         """
         sent: list[Any] = []
+        place: int | None = None  # of the next result
         ids: dict[str, str] = {}
         met: Counter[Hashable] = Counter()
         for at, (raw, message) in enumerate(zip(request.body["messages"], request.messages, strict=True)):
@@ -93,9 +94,14 @@ class Memory:
                 known = message.get("tool_call_id")
                 if known is not None and (own := ids.get(known, known)) != raw.get("tool_call_id"):
                     raw = {**raw, "tool_call_id": own}
+                if place is not None:
+                    sent.insert(place, raw)
+                    place += 1
+                    continue
             elif message["role"] == "assistant":
                 raw, own_ids = self._restored(raw, message, request.messages[max(at - 1, 0) : at], met)
                 ids |= own_ids
+                place = len(sent) + 1 if message.get("tool_calls") else None
             sent.append(raw)
         return sent
 

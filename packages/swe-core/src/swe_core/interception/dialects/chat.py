@@ -156,7 +156,7 @@ def _canonical(index: int, message: object) -> Message:
     if role is None:
         raise BadRequest(f"messages[{index}].role is {given!r}; send one of {', '.join(_ROLES)}")
     try:
-        canonical: Message = {"role": role, "content": text_of(message.get("content"))}
+        canonical: Message = {"role": role, "content": text_of(message.get("content"), role)}
     except ValueError as error:
         raise BadRequest(f"messages[{index}]: {error}") from None
     if role == "tool":

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from swe_core.api.messages import Message, dumps, sort_results
+from swe_core.api.messages import BETWEEN, Message, dumps, sort_results
 from swe_core.interception.dialects.base import BadRequest
 from swe_core.interception.dialects.common import AssistantParts, kind_of
 from swe_core.interception.dialects.google_fields import field_of, list_of
@@ -76,7 +76,7 @@ def messages_of(fields: dict[str, Any]) -> list[Message]:
         raise BadRequest("'contents' is missing or empty; send a list of at least one content")
     messages: list[Message] = []
     if texts := _instructions(field_of(fields, "systemInstruction")):
-        messages.append({"role": "system", "content": "".join(texts)})
+        messages.append({"role": "system", "content": BETWEEN.join(texts)})
     calls = _Calls()
     # The chats of the SDKs send each event of a streamed reply back as a content of its own.
     for role, run in groupby(enumerate(contents), key=_role):
@@ -127,18 +127,22 @@ def _assistant(calls: _Calls, run: Iterable[tuple[int, Any]]) -> Message:
 
 
 def _user(calls: _Calls, index: int, content: dict[str, Any]) -> list[Message]:
-    """Return the responses of a content, then its text: templates show results next to their calls."""
+    """Return the responses and texts of a content, in their order. Texts in a row are one message."""
     texts: list[str] = []
     messages: list[Message] = []
-    _read(
-        f"contents[{index}]",
-        content,
-        lambda part: texts.append(part["text"]),
-        "functionResponse",
-        lambda response: messages.append(calls.result(response)),
-    )
+
+    def say() -> None:
+        messages.append({"role": "user", "content": BETWEEN.join(texts)})
+        texts.clear()
+
+    def answer(response: dict[str, Any]) -> None:
+        if texts:
+            say()
+        messages.append(calls.result(response))
+
+    _read(f"contents[{index}]", content, lambda part: texts.append(part["text"]), "functionResponse", answer)
     if texts or not messages:
-        messages.append({"role": "user", "content": "".join(texts)})
+        say()
     return messages
 
 

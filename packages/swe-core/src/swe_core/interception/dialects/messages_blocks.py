@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swe_core.api.messages import Message, dumps
+from swe_core.api.messages import BETWEEN, Message, dumps
 from swe_core.interception.dialects.base import BadRequest
 from swe_core.interception.dialects.common import AssistantParts, kind_of
 
@@ -58,7 +58,7 @@ def system_text(given: object) -> str:
     Raises:
         BadRequest: It is malformed, or has content other than text.
     """
-    return "".join(_texts("system", given)) if given is not None else ""
+    return BETWEEN.join(_texts("system", given)) if given is not None else ""
 
 
 class Conversation:
@@ -98,7 +98,7 @@ class Conversation:
         elif role == "system":
             if message.get("clear_at") not in (None, "never"):
                 raise BadRequest(f"{at}.clear_at: messages are not cleared here; leave it out")
-            if text := "".join(_texts(at, content)):  # one without text only has options
+            if text := BETWEEN.join(_texts(at, content)):  # one without text only has options
                 self.end_turn()
                 self.messages.append({"role": "system", "content": text})
         else:
@@ -140,19 +140,25 @@ class Conversation:
         return call
 
     def _user(self, at: str, content: object) -> None:
-        """Add the results in a message, then its text: templates show results next to their calls."""
-        texts = []
+        """Add the results and texts of a message, in their order. Texts in a row are one message."""
+        texts: list[str] = []
         answers = False
         for place, kind, block in _blocks(at, content):
             if kind == "text":
                 texts.append(_string(place, block, "text"))
             elif kind == "tool_result":
                 answers = True
+                self._say(texts)
                 self.messages.append(self._result(place, block))
             else:
                 raise _unsupported(place, kind, "text and tool_result")
-        if texts or not answers:
-            self.messages.append({"role": "user", "content": "".join(texts)})
+        self._say(texts if texts or answers else [""])
+
+    def _say(self, texts: list[str]) -> None:
+        """Add texts of the user as one message, and forget them."""
+        if texts:
+            self.messages.append({"role": "user", "content": BETWEEN.join(texts)})
+            texts.clear()
 
     def _result(self, at: str, block: Block) -> Message:
         call_id = _string(at, block, "tool_use_id")
@@ -162,7 +168,7 @@ class Conversation:
                 "send the message with its `tool_use` block before it"
             )
         content = block.get("content")
-        text = "".join(self._result_texts(f"{at}.tool_result", content)) if content is not None else ""
+        text = BETWEEN.join(self._result_texts(f"{at}.tool_result", content)) if content is not None else ""
         if block.get("is_error"):  # a template has no other place for it
             text = f"Error: {text}"
         return {"role": "tool", "content": text, "tool_call_id": self._ids[call_id]}
@@ -185,9 +191,9 @@ class Conversation:
         if tool is None:
             raise BadRequest(f"{at}: no tool {name!r} has `defer_loading`; send it in `tools`")
         if name in self._shown:
-            return f"{name}\n"
+            return name
         self._shown.add(name)
-        return f"<functions>\n<function>{dumps(tool)}</function>\n</functions>\n"
+        return f"<functions>\n<function>{dumps(tool)}</function>\n</functions>"
 
 
 def _texts(at: str, content: object) -> Iterator[str]:

@@ -153,7 +153,7 @@ class History:
         role = _ROLES.get(given) if isinstance(given, str) else None
         if role is None:
             raise BadRequest(f"{self._where}.role is {given!r}; send one of {', '.join(_ROLES)}")
-        text = self._text(item.get("content"))
+        text = self._text(item.get("content"), role)
         if role == "assistant":
             self._assistant(item, 1).texts.append(text)
         else:
@@ -182,7 +182,7 @@ class History:
         return self._memory.arguments(call_id, text)
 
     def _result(self, item: Item) -> None:
-        message: Message = {"role": "tool", "content": self._text(item.get("output"))}
+        message: Message = {"role": "tool", "content": self._text(item.get("output"), "tool")}
         if isinstance(item.get("call_id"), str):
             message["tool_call_id"] = item["call_id"]
         self._say(message)
@@ -193,11 +193,11 @@ class History:
             raise BadRequest(f"{self._where}.tools is {kind_of(tools)}; send a list")
         self.functions |= functions_of(tools, f"{self._where}.tools")
 
-    def _text(self, content: object) -> str:
+    def _text(self, content: object, role: str) -> str:
         if type(content) is str:
             return content
         try:
-            return text_of(content)
+            return text_of(content, role)
         except ValueError as error:
             raise BadRequest(f"{self._where}: {error}") from None
 
