@@ -244,7 +244,6 @@ async def test_spent_budget_ends_the_agent_with_a_text(server: InterceptionServe
             {"contents": [{"parts": [{"inline_data": {"data": b"x", "mime_type": "image/png"}}]}]},
             r"contents\[0\].parts\[0\].inlineData is not supported here",
         ),
-        ({"contents": "a", "config": {"tools": [{"google_search": {}}]}}, r"tools\[0\].googleSearch is not"),
         ({"contents": "a", "config": {"cached_content": "c"}}, "'cachedContent' is not supported here"),
         ({"contents": "a", "config": {"candidate_count": 2}}, "this endpoint gives one candidate"),
     ],

@@ -300,7 +300,7 @@ async def test_spent_budget_ends_the_agent_with_a_text(server: InterceptionServe
     ("fields", "sentence"),
     [
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0.image: this endpoint's"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type is 'web_search_2"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type is 'bash_20250124'"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]}, "x;"),
     ],
 )

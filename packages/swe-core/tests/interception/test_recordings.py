@@ -61,7 +61,7 @@ class Recording:
         messages = case.get("messages", [{"role": "user", "content": "hello"}])
         assert self.seen(asked.messages) == messages
         if self.dialect.name == "chat":  # what is recorded and relayed stays the agent's own
-            body = {**self.file["base"], **case.get("send", {})}
+            body = {**self.file["base"], **case.get("relayed", case.get("send", {}))}
         else:
             body = {"messages": messages, "stream": False}
             body |= {**self.file.get("chat", {}), **case.get("chat", {})}

@@ -263,10 +263,7 @@ async def test_spent_budget_ends_with_a_text(server: InterceptionServer) -> None
     ("asked", "sentence"),
     [
         ({"previous_response_id": "resp_1"}, "Previous response with id 'resp_1' not found."),
-        (
-            {"tools": [{"type": "code_interpreter", "container": {"type": "auto"}}]},
-            "the type 'code_interpreter'",
-        ),
+        ({"tools": [{"type": "apply_patch"}]}, "the type 'apply_patch'"),
         ({"background": True}, "'background' is not supported here"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},

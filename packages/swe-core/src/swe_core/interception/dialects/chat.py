@@ -20,7 +20,7 @@ from swe_core.interception.dialects.base import (
     Route,
     Target,
 )
-from swe_core.interception.dialects.common import event, expect, kind_of, limit_of, load, refuse
+from swe_core.interception.dialects.common import event, expect, is_hosted, kind_of, limit_of, load, refuse
 
 _ROLES = {"developer": "system", **{role: role for role in ("system", "user", "assistant", "tool")}}
 _KINDS = {
@@ -65,6 +65,7 @@ class ChatCompletions(Dialect):
         for index, tool in enumerate(body.get("tools") or ()):
             if not isinstance(tool, dict):
                 raise BadRequest(f"tools[{index}] is {kind_of(tool)}; send an object")
+        _leave_out(body)
         n = body.get("n")
         if n is True or n not in (None, 1):
             raise BadRequest(f"'n' is {n!r}; this endpoint gives one choice a request")
@@ -143,6 +144,18 @@ class _ChatReply(Reply):
                 **more,
             }
         )
+
+
+def _leave_out(body: dict[str, Any]) -> None:
+    """Leave out the tools that nothing here runs, and what the request says about them."""
+    tools, choice = body.get("tools") or (), body.get("tool_choice")
+    shown = [tool for tool in tools if not is_hosted(tool.get("type"))]
+    if isinstance(choice, dict) and is_hosted(choice.get("type")):
+        del body["tool_choice"]
+    if len(shown) < len(tools):
+        body["tools"] = shown
+        for key in ("tools", "tool_choice", "parallel_tool_calls") if not shown else ():
+            body.pop(key, None)
 
 
 def _canonical(index: int, message: object) -> Message:

@@ -20,6 +20,11 @@ _PIECE = 256 * 1024
 """Bytes that are scanned at a time."""
 _DEPTH = 128
 """Levels of objects and lists in a request. orjson writes 254, and a record adds some."""
+_HOSTED = (
+    *("web_search", "web_fetch", "file_search", "image_generation", "code_interpreter", "code_execution"),
+    *("computer", "mcp", "local_shell"),
+)
+"""Types of tools, or their beginnings, that agents offer unasked. The model does not see such tools."""
 _CONTAINERS = frozenset((dict, list))
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """Half of a surrogate pair, escaped."""
@@ -52,6 +57,11 @@ def expect(body: dict[str, Any], *keys: tuple[str, type | tuple[type, ...], str]
         value = body.get(key)
         if value is not None and not isinstance(value, kind):
             raise BadRequest(f"{key!r} is {kind_of(value)}; send {wanted}")
+
+
+def is_hosted(kind: object) -> bool:
+    """Return whether tools of a type are left out, as this endpoint does not run them."""
+    return str(kind).startswith(_HOSTED)
 
 
 def refuse(options: Mapping[str, tuple[Any, str]], get: Callable[[str], object]) -> None:

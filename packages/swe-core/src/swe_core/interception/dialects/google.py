@@ -47,6 +47,13 @@ _OPTIONS = {
 """Options → their names in a chat completion, which has no `topK`."""
 _MODES = {"AUTO": "auto", "VALIDATED": "auto", "MODE_UNSPECIFIED": "auto", "NONE": "none", "ANY": "required"}
 """Modes of function calling → `tool_choice`. Nothing enforces what "VALIDATED" asks for."""
+_HOSTED = frozenset(
+    {
+        *("google_search", "google_search_retrieval", "google_maps", "enterprise_web_search", "retrieval"),
+        *("url_context", "code_execution", "file_search", "computer_use", "mcp_servers"),
+    }
+)
+"""Tools that agents offer unasked and this endpoint does not run. The model does not see them."""
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 """Keywords of a schema with 64-bit integers, which Google's JSON writes as strings."""
 _INT64 = re.compile("[0-9]{1,19}")
@@ -123,6 +130,8 @@ def _tools(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
             raise BadRequest(f"tools[{index}] is {kind_of(tool)}; send an object")
         for key, value in tool.items():
             if value is None:
+                continue
+            if snake(key) in _HOSTED:
                 continue
             if key not in ("functionDeclarations", "function_declarations"):
                 raise BadRequest(

@@ -18,7 +18,7 @@ from swe_core.interception.dialects.base import (
     Target,
     bearer,
 )
-from swe_core.interception.dialects.common import expect, kind_of, limit_of, load, refuse
+from swe_core.interception.dialects.common import expect, is_hosted, kind_of, limit_of, load, refuse
 from swe_core.interception.dialects.messages_blocks import Conversation, Told, system_text
 from swe_core.interception.dialects.messages_reply import MessagesReply, Thoughts, error_of
 
@@ -89,7 +89,8 @@ class Messages(Dialect):
         limit, stream = limit_of(fields, "max_tokens"), bool(fields.get("stream"))
         body = {"messages": messages, "stream": stream, **_options(fields)}
         if tools:
-            body |= {"tools": tools, **_choice(fields.get("tool_choice") or {})}
+            hosted = [tool.get("name") for tool in fields["tools"] if is_hosted(tool.get("type"))]
+            body |= {"tools": tools, **_choice(fields.get("tool_choice") or {}, hosted)}
         return ParsedRequest(body, messages, tools or None, stream, limit, extra=(_thoughts(fields), told))
 
     def reply(self, asked: ParsedRequest, model: str) -> Reply:
@@ -112,6 +113,8 @@ def _tools(given: Sequence[Any]) -> tuple[list[dict[str, Any]], dict[str, dict[s
         if not isinstance(tool, dict):
             raise BadRequest(f"{at} is {kind_of(tool)}; send an object")
         kind = tool.get("type")
+        if is_hosted(kind):
+            continue
         if kind not in (None, "custom"):
             raise BadRequest(
                 f"{at}.type is {kind!r}: this endpoint runs no tools itself, and its model knows none of "
@@ -131,11 +134,13 @@ def _tools(given: Sequence[Any]) -> tuple[list[dict[str, Any]], dict[str, dict[s
     return tools, deferred
 
 
-def _choice(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the choice of tools as a chat completion names it."""
+def _choice(given: Mapping[str, Any], hosted: Sequence[object]) -> dict[str, Any]:
+    """Return the choice of tools as a chat completion names it; none where it names a `hosted` one."""
     kind = given.get("type")
     choice: dict[str, Any] = {}
-    if kind == "tool":
+    if kind == "tool" and given.get("name") in hosted:
+        pass
+    elif kind == "tool":
         choice["tool_choice"] = {"type": "function", "function": {"name": given.get("name")}}
     elif kind is not None:
         wanted = _CHOICES.get(kind) if isinstance(kind, str) else None

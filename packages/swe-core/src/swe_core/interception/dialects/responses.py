@@ -17,7 +17,7 @@ from swe_core.interception.dialects.base import (
     Target,
 )
 from swe_core.interception.dialects.chat import openai_error
-from swe_core.interception.dialects.common import expect, kind_of, limit_of, load, refuse
+from swe_core.interception.dialects.common import expect, is_hosted, kind_of, limit_of, load, refuse
 from swe_core.interception.dialects.responses_items import History, Origin, functions_of
 from swe_core.interception.dialects.responses_memory import NOT_FOUND, Item, Memory, kept_in, memory_of
 from swe_core.interception.dialects.responses_reply import Asked, ResponsesReply
@@ -169,7 +169,9 @@ def _items(given: object, memory: Memory) -> Sequence[Item]:
 def _choice(body: Mapping[str, Any], functions: Mapping[Origin, Mapping[str, Any]]) -> dict[str, Any]:
     """Return what the request says about the choice of tools; without tools there is none."""
     choice = body.get("tool_choice")
-    if isinstance(choice, dict):
+    if isinstance(choice, dict) and is_hosted(choice.get("type")):
+        choice = None
+    elif isinstance(choice, dict):
         wanted = Origin(str(choice.get("name")), is_custom=choice.get("type") == "custom")
         if choice.get("type") not in ("function", "custom") or wanted not in functions:
             raise BadRequest(f"'tool_choice' is {choice!r}; send auto, none, required, or one of the tools")
@@ -178,7 +180,7 @@ def _choice(body: Mapping[str, Any], functions: Mapping[Origin, Mapping[str, Any
         raise BadRequest(f"'tool_choice' is {choice!r}; send auto, none, required, or one of the tools")
     if functions:
         return {"tool_choice": choice, "parallel_tool_calls": body.get("parallel_tool_calls")}
-    if choice == "required":
+    if choice == "required" and not body.get("tools"):
         raise BadRequest("'tool_choice' is 'required' without a tool; send one")
     return {}
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from swe_core.api.messages import Message, dumps, sort_results, text_of
 from swe_core.interception.dialects.base import BadRequest
-from swe_core.interception.dialects.common import AssistantParts, kind_of
+from swe_core.interception.dialects.common import AssistantParts, is_hosted, kind_of
 from swe_core.interception.dialects.responses_custom import as_function, custom_arguments
 from swe_core.interception.dialects.responses_memory import Item, Memory
 
@@ -19,8 +19,6 @@ _DIGITS = 32
 """Length of the part of an item's id that names its response."""
 _SEALED = "swe-core:"
 """Begins the `encrypted_content` that we write: the reasoning's text, for clients that send nothing else."""
-_NOT_SHOWN = ("web_search", "tool_search")
-"""Types of tools, or their beginnings, that agents offer unasked. The model does not see such tools."""
 _LONGEST = 256
 """Characters of a tool's name with its namespace, which the name of each tool in it repeats."""
 _BETWEEN = "__"
@@ -86,7 +84,7 @@ def functions_of(tools: Sequence[Any], where: str = "tools") -> dict[Origin, dic
                 "name": origin.name,
                 **(as_function(tool, at) if origin.is_custom else _given(tool)),
             }
-        elif not str(kind).startswith(_NOT_SHOWN):
+        elif not is_hosted(kind) and not str(kind).startswith("tool_search"):
             raise BadRequest(
                 f"{at} has the type {kind!r}, which this endpoint cannot run; send tools of type function, "
                 "custom or namespace"
