@@ -95,8 +95,11 @@ def test_results_have_the_ids_of_the_provider() -> None:
 
 
 def test_results_come_directly_after_their_calls() -> None:
-    result = {"role": "tool", "content": "", "tool_call_id": "a"}
-    assert restored(Memory(None), said(call()), GO, result, GO) == [said(call()), result, GO, GO]
+    one, two = ({"role": "tool", "content": "", "tool_call_id": id} for id in "ab")
+    first, second = said(call("a")), said(call("b"))
+    assert restored(Memory(None), first, second, GO, two, said(), one, GO) == [
+        first, one, second, two, GO, said(), GO
+    ]  # fmt: skip
 
 
 def test_equal_replies_keep_their_order() -> None:
@@ -116,15 +119,15 @@ def test_streamed_details_are_one() -> None:
 
 
 async def test_rollout_keeps_complete_replies_until_it_ends() -> None:
-    cut = say("Looking.", reasoning="cut").model_copy(update={"finish_reason": "length"})
+    cut = say("", reasoning="cut").model_copy(update={"finish_reason": "length"})
     one, two = (EngineSession(name, "t", 0, "a") for name in ("one", "two"))
     async with (
-        ScriptedProvider([cut, *[say("Looking.", **HM)] * 4]) as provider,
+        ScriptedProvider([cut, *[say("", **HM)] * 4]) as provider,
         OpenAIEngine(OpenAIConfig(url=provider.url, model="m")) as engine,
     ):
         for who in (one, one, one, two):
-            await engine.complete(asked(GO, said()), who)
+            await engine.complete(asked(GO, said(content="")), who)
         await engine.end(one)
-        await engine.complete(asked(GO, said()), one)
+        await engine.complete(asked(GO, said(content="")), one)
     sent = [seen.body["messages"][1].get("reasoning") for seen in provider.requests]
     assert sent == [None, None, "hm", None, None]

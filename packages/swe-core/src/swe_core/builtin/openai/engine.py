@@ -127,8 +127,9 @@ class OpenAIEngine(Engine):
             completion = await with_retries(partial(self._attempt, content, emit), self._attempts, _BACKOFF)
         except Transient as error:
             raise as_final_error(error, self._attempts) from None
-        if completion.finish_reason != "length":
-            memory.keep(request, completion.message)
+        message = completion.message
+        if completion.finish_reason != "length" or message.get("content") or message.get("tool_calls"):
+            memory.keep(request, message)  # else its reasoning was cut
         return completion
 
     async def end(self, session: EngineSession) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -85,25 +86,23 @@ class Memory:
 
         Results have the ids of their calls, and come directly after them: OpenAI takes nothing in between.
         """
-        sent: list[Any] = []
-        place: int | None = None  # of the next result
+        sent: list[list[Any]] = []  # each message with the results of its calls
+        answered: dict[str, list[Any]] = {}
         ids: dict[str, str] = {}
         met: Counter[Hashable] = Counter()
         for at, (raw, message) in enumerate(zip(request.body["messages"], request.messages, strict=True)):
-            if message["role"] == "tool":
-                known = message.get("tool_call_id")
-                if known is not None and (own := ids.get(known, known)) != raw.get("tool_call_id"):
-                    raw = {**raw, "tool_call_id": own}
-                if place is not None:
-                    sent.insert(place, raw)
-                    place += 1
-                    continue
-            elif message["role"] == "assistant":
+            known = message.get("tool_call_id")
+            if known is not None and (own := ids.get(known, known)) != raw.get("tool_call_id"):
+                raw = {**raw, "tool_call_id": own}
+            if known in answered:
+                answered[known].append(raw)
+                continue
+            if message["role"] == "assistant":
                 raw, own_ids = self._restored(raw, message, request.messages[max(at - 1, 0) : at], met)
                 ids |= own_ids
-                place = len(sent) + 1 if message.get("tool_calls") else None
-            sent.append(raw)
-        return sent
+            sent.append([raw])
+            answered |= dict.fromkeys(_ids(message.get("tool_calls") or ()), sent[-1])
+        return list(chain.from_iterable(sent))
 
     def _restored(
         self, raw: dict[str, Any], message: Message, before: Sequence[Message], met: Counter[Hashable]
