@@ -64,6 +64,7 @@ IN_FUNCTION = call(function={**call()["function"], "signature": "s"})
             said(call(command="pwd"), **OTHER),
             said(call(command="pwd", **SIGNED), **OTHER, **HM),
         ),
+        (None, said(call(**SIGNED), call("b")), said(call("b")), said(call("b", **SIGNED))),
         # No reply of the provider: the agent's reasoning, under the provider's name if one is known.
         (None, said(**HM), said(**OTHER, **OURS), said(**OTHER, **HM)),
         (None, said(), said(**OTHER, **OURS), said(**OTHER, **OURS)),

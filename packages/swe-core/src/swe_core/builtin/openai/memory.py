@@ -123,6 +123,8 @@ class Memory:
         extras = [
             reply.calls[reply.ids.index(id_)] if reply else {} for reply, id_ in zip(found, ids, strict=True)
         ]
+        if not extras[0]:  # Gemini signs the first of parallel calls, and wants the first one signed
+            extras[0] = first.calls[0]
         return _with(raw, first.fields, extras, ids), {}
 
     def _next(self, places: Sequence[Hashable], met: Counter[Hashable]) -> _Reply | None:
@@ -140,7 +142,7 @@ class Memory:
             return raw
         taken = _REASONING.difference(_TEXTS) if self._takes is None else self._takes
         kept = {key: value for key, value in raw.items() if key not in _REASONING or key in taken}
-        text = next((text for name in _TEXTS if (text := raw.get(name))), None)
+        text = next((text for name in _TEXTS if (text := raw.get(name)) and isinstance(text, str)), None)
         return {**kept, self._text: text} if self._text and text else kept
 
     def _others(self, fields: Fields, plain: Collection[str]) -> Iterator[tuple[str, Any]]:
