@@ -45,6 +45,10 @@ CALLS: dict[str, tuple[list[Any], list[tuple[str, str]]]] = {
         [("sh", ONE), ("sh", TWO)],
     ),
     "index as text": ([_call("0", "x", "sh", BEGUN), _call("0", None, None, REST)], [("sh", ONE)]),
+    "index as a float": (
+        [_call(i, "", "sh", t) for t in (BEGUN, REST) for i in (0.0, 1.0)],
+        [("sh", ONE)] * 2,
+    ),
     "index from 1": ([_call(1, "x", "sh", ONE), _call(2, "y", "sh", TWO)], [("sh", ONE), ("sh", TWO)]),
     "index comes later": ([_call(None, "x", "sh", ""), _call(0, None, None, ONE)], [("sh", ONE)]),
     "interleaved": (
@@ -161,7 +165,7 @@ CALLED = {"tool_calls": [_call(0, "x", "sh", {"a": "one"})]}
     [
         *((SAID, given, "stop") for given in (None, "eos", "STOP", "end_turn", "null", "what is this", 3)),
         *((SAID, given, "length") for given in ("MAX_TOKENS", "max-tokens", "model_length")),
-        *((CALLED, given, "tool_calls") for given in ("tool_use", "function_call", "end_turn", "?", None)),
+        *((CALLED, given, "tool_calls") for given in ("tool_use", "function_call", "stop", "?", None)),
         *((SAID, given, "content_filter") for given in ("content_filter", "SAFETY")),
         ({}, "stop", "stop"),
     ],
@@ -226,6 +230,17 @@ async def test_odd_streams_are_read(cuts: list[int], end: bytes, blank: bool) ->
             await reply.add(event)
     completion = await reply.completion(parser.feed(b"\n\n"))
     assert completion.message["content"] == ear.text() == "ab"
+
+
+async def test_streamed_whole_reply_is_read_and_repeats_no_pieces() -> None:
+    for deltas in ((), (SAID,)):
+        assert (await _streamed(*deltas, message=SAID, finish_reason="stop")).message["content"] == "I begin"
+
+
+async def test_bare_error_in_a_stream_is_an_error_of_the_engine() -> None:
+    reply = StreamedReply(URL, None, REFUSALS)
+    with pytest.raises(Transient, match="boom"):
+        await reply.add(b'{"object": "error", "message": "boom", "code": 503}')
 
 
 async def test_cut_event_is_no_reply() -> None:

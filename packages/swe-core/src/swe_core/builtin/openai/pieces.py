@@ -194,8 +194,9 @@ class _Call:
         self.id = self.id or piece.id
         if piece.name != self.name:  # in pieces, or as far as it is known
             self.name = piece.name if piece.name.startswith(self.name) else self.name + piece.name
-        self.more = {**piece.more, **self.more}
-        self.function = {**piece.function, **self.function}
+        for known, new in ((self.more, piece.more), (self.function, piece.function)):
+            for key, value in new.items():
+                known.setdefault(key, value)
         text = piece.arguments
         if not text:
             return
@@ -248,11 +249,11 @@ def _read(given: object) -> _Piece:
     function = given.get("function") or {}
     if not isinstance(function, Mapping):
         raise ValueError(f"a tool call's function is {type(function).__name__}, not an object")
-    index, arguments = given.get("index"), function.get("arguments")
+    index, arguments = str(given.get("index")).removesuffix(".0"), function.get("arguments")
     if not isinstance(arguments, str):
         arguments = "" if arguments is None else dumps(arguments)
     return _Piece(
-        int(str(index)) if str(index).isdecimal() else None,
+        int(index) if index.isdecimal() else None,
         str(given.get("id") or ""),
         str(function.get("name") or ""),
         arguments,

@@ -51,6 +51,7 @@ class _Reply(BaseModel):
 class _Piece(BaseModel):
     index: Any = None
     delta: dict[str, Any] | None = None
+    message: dict[str, Any] | None = None
     finish_reason: Any = None
     native_finish_reason: Any = None
     error: Any = None
@@ -122,6 +123,7 @@ class StreamedReply:
         self._refusals = refusals
         self._pieces = Pieces()
         self._choice: object = None
+        self._heard = False
         self._finish: object = None
         self._usage: object = None
         self._model: object = None
@@ -183,7 +185,11 @@ class StreamedReply:
                 if piece.index in (None, self._choice):
                     _raise_broken(piece, self._refusals)
                     self._finish = piece.finish_reason or self._finish
-                    await self._tell(self._pieces.add(piece.delta or {}))
+                    delta = piece.delta
+                    if delta is None and not self._heard:  # a whole reply, which may also repeat the pieces
+                        delta = _numbered(piece.message or {})
+                    self._heard |= _says_something(delta or {})
+                    await self._tell(self._pieces.add(delta or {}))
         except ValidationError:
             raise
         except ValueError as error:
@@ -232,7 +238,7 @@ def _raise_error(body: object, refusals: ErrorTranslator) -> None:
     if isinstance(body, Mapping):
         if body.get("error"):
             raise refusals.in_reply(body)
-        if "error" in (body.get("object"), body.get("type")):
+        if "choices" not in body and any(body.get(key) for key in ("message", "detail")):
             raise refusals.in_reply({"error": body})
 
 
@@ -250,7 +256,7 @@ def _completion(
     reason = _REASONS.get(re.sub(r"[\s-]", "_", str(finish).lower()))
     if reason is None and not _says_something(message):
         raise refusals.in_reply({"error": f"an empty reply ended with the finish reason {finish!r}"})
-    if reason is None or (reason == "stop" != finish):  # agents cannot do without
+    if reason in (None, "stop"):  # agents cannot do without, and look for their calls
         reason = "tool_calls" if message.get("tool_calls") else "stop"
     counts = usage if isinstance(usage, Mapping) else {}
     return Completion(
