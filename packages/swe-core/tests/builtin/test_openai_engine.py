@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from itertools import pairwise
 from typing import Any
@@ -178,6 +179,47 @@ async def test_incomplete_reply_is_accepted(stream: bool) -> None:
     assert completion.finish_reason == "tool_calls"
 
 
+OPENAI_QUOTA = {"message": "You exceeded your current quota", "type": "insufficient_quota", "code": None}
+CREDIT = {"type": "invalid_request_error", "message": "Your credit balance is too low to access the API."}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "spent"),
+    [
+        (429, {"error": OPENAI_QUOTA}, True),
+        (400, {"error": {"message": "Billing hard limit", "code": "billing_hard_limit_reached"}}, True),
+        (400, {"type": "error", "error": CREDIT}, True),
+        (402, {"error": {"message": "Insufficient Balance"}}, True),
+        (429, {"error": "litellm.RateLimitError: OpenAIException - {'code': 'insufficient_quota'}"}, True),
+        (429, {"error": {"message": "slow down", "type": "tokens", "code": "rate_limit_exceeded"}}, False),
+        (400, {"error": {"message": "unknown tool 'insufficient_quota'", "code": None}}, False),
+        (500, ["insufficient_quota"], False),
+    ],
+)
+def test_account_without_money_is_not_asked_again(status: int, body: Any, spent: bool) -> None:
+    refusals = http_engine.ErrorTranslator("provider", "http://h/v1", "", "m", "KEY", None)
+    errors = [refusals.of(status, {}, json.dumps(body).encode())]
+    if body == {"error": OPENAI_QUOTA}:  # some providers send it with status 200, too
+        errors.append(refusals.in_reply(body))
+    for error in errors:
+        assert (type(error) is EngineRefused) is spent
+        assert ("no credit or quota left" in str(error)) is spent
+
+
+def test_retry_after_is_a_time_to_come() -> None:
+    refusals = http_engine.ErrorTranslator("provider", "http://h/v1", "", "m", "KEY", None)
+
+    def wanted(value: str) -> float | None:
+        error = refusals.of(429, {"retry-after": value}, b"")
+        assert isinstance(error, http_engine.Transient)
+        return error.retry_after
+
+    assert [wanted("1.5"), wanted("1e999")] == [1.5, math.inf]
+    assert (wanted("Fri, 31 Dec 9999 23:59:59 GMT") or 0) > http_engine.MAX_WAIT
+    for nothing in ("nan", "-5", "0", "Fri, 31 Dec 1999 23:59:59 GMT", "Fri, 31 Dec 99999 23:59:59 GMT", "x"):
+        assert wanted(nothing) is None
+
+
 def test_wait_is_what_the_provider_asks_for_or_grows_with_jitter_up_to_a_cap() -> None:
     def wait(attempt: int, *wish: float) -> float:
         state = tenacity.RetryCallState(tenacity.AsyncRetrying(), None, (), {})
@@ -266,6 +308,10 @@ UNUSABLE: list[tuple[dict[str, Any], str]] = [
     ({"url": "http://", "model": "m"}, "not a base URL"),
     ({"url": "http://h/v1?key=x", "model": "m"}, "no query"),
     ({"url": "http://u:sekret@h/v1", "model": "m"}, "user or password"),
+    ({"url": "http://u:sekret/x@h/v1", "model": "m"}, "is not a URL"),
+    ({"url": "u:sekret@h/v1", "model": "m"}, "'h/v1' is not a base URL"),
+    ({"url": "http://h/v1?key=sekret", "model": "m"}, "'http://h/v1' is not a base URL"),
+    ({"url": "http://h/v1#http://sekret", "model": "m"}, "'http://h/v1' is not a base URL"),
     ({"url": "http://h/v1", "model": "m", "params": {"messages": []}}, "sets 'messages' itself"),
 ]
 
@@ -354,6 +400,6 @@ EVENTS = [b"one", b"two", b"three\nlines", b"\xe2\x80\xa8 is no line's end"]
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=20))
 def test_event_parser_accepts_any_pieces(cuts: list[int]) -> None:
-    parser = EventParser()
+    parser = EventParser(10**6, 10**6)
     pieces = [STREAM[start:end] for start, end in pairwise(sorted({0, *cuts, len(STREAM)}))]
     assert [event for piece in pieces for event in parser.feed(piece)] == EVENTS

@@ -149,7 +149,7 @@ def _parsed(message: dict[str, Any], usage: Any = None, **choice: Any) -> Comple
 async def _streamed(
     *deltas: Any, cut: list[bytes] | None = None, ear: Ear | None = None, **choice: Any
 ) -> Completion:
-    reply = StreamedReply(URL, ear or Ear(), REFUSALS)
+    reply = StreamedReply(URL, ear or Ear(), REFUSALS, 10**6)
     for delta in deltas:
         await reply.add(json.dumps({"choices": [{"delta": delta}]}).encode())
     await reply.add(json.dumps({"choices": [{"index": None, **choice}]}).encode())
@@ -223,7 +223,7 @@ async def test_odd_streams_are_read(cuts: list[int], end: bytes, blank: bool) ->
     odd = [b": keep-alive", b"data: ", b'data: {"choices": null}', b'data: {"choices": [], "usage": []}']
     lines = [*odd, b"data:" + _chunk("a"), *odd, b"data: " + _chunk("b", finish_reason="stop")]
     stream = (end * (2 if blank else 1)).join(lines)
-    parser, reply, ear = EventParser(), StreamedReply(URL, Ear(), REFUSALS), Ear()
+    parser, reply, ear = EventParser(10**6, 10**6), StreamedReply(URL, Ear(), REFUSALS, 10**6), Ear()
     reply._emit = ear
     for start, stop in pairwise(sorted({0, *cuts, len(stream)})):
         for event in parser.feed(stream[start:stop]):
@@ -238,13 +238,13 @@ async def test_streamed_whole_reply_is_read_and_repeats_no_pieces() -> None:
 
 
 async def test_bare_error_in_a_stream_is_an_error_of_the_engine() -> None:
-    reply = StreamedReply(URL, None, REFUSALS)
+    reply = StreamedReply(URL, None, REFUSALS, 10**6)
     with pytest.raises(Transient, match="boom"):
         await reply.add(b'{"object": "error", "message": "boom", "code": 503}')
 
 
 async def test_cut_event_is_no_reply() -> None:
-    reply = StreamedReply(URL, None, REFUSALS)
+    reply = StreamedReply(URL, None, REFUSALS, 10**6)
     with pytest.raises(Transient, match="ended early"):
         await reply.completion([_chunk("a", finish_reason="stop")[:-3]])
     for malformed in (["x"], "x", [{"function": "f"}]):

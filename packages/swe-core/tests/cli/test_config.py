@@ -155,7 +155,7 @@ def test_what_is_shown_is_what_a_run_records(monkeypatch: pytest.MonkeyPatch, tm
 def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-do-not-show-0123456789")
     hidden = 'engine.openai.params={"user": "sk-do-not-show-0123456789"}'
-    url = "http://me:passw0rd@127.0.0.1:9/v1"
+    url = "http://me:passw0rd@127.0.0.1:9/v1?key=passw0rd"
     args = ("--engine", "openai", "--engine-url", url, "--model", "m", "--set", hidden, "--all")
     for text in (run(*args).stdout, run(*args, "--json").stdout):
         assert "sk-do-not-show" not in text

@@ -23,9 +23,10 @@ from swe_core.interception import bodies
 from swe_core.interception.bodies import Room
 from swe_core.interception.dialects import DIALECTS, chat, common
 from swe_core.interception.dialects.base import BadRequest, ParsedRequest, Target
-from swe_core.interception.dialects.common import MAX_VALUES, values
 from swe_core.interception.gate import Gate
 from swe_core.interception.server import InterceptionServer
+from swe_core.system import json_size
+from swe_core.system.json_size import MAX_VALUES, values
 from swe_testing.waiting import until
 
 from .helpers import HELLO, Plugin, Typist, by_hand, talk, who
@@ -158,7 +159,7 @@ def _values(value: Any) -> int:
 @given(json_values, st.booleans(), st.integers(min_value=1, max_value=20))
 def test_value_count_ignores_text(value: Any, escaped: bool, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common, "_PIECE", piece)
+        patch.setattr(json_size, "_PIECE", piece)
         assert values(json.dumps(value, ensure_ascii=escaped).encode()) == _values(value)
 
 

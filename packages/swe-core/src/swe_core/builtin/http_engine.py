@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import string
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
@@ -17,8 +18,17 @@ import tenacity
 from pydantic import SecretStr
 
 from swe_core.api.checks import Check, Finding
-from swe_core.errors import ConfigError, EngineError, EngineRefused, EngineUnavailable, RequestRefused
+from swe_core.builtin.bounds import loads
+from swe_core.errors import (
+    ConfigError,
+    EngineError,
+    EngineProtocolError,
+    EngineRefused,
+    EngineUnavailable,
+    RequestRefused,
+)
 from swe_core.system.redaction import SHORTEST, Redactor, redact
+from swe_core.system.urls import without_secrets
 
 T = TypeVar("T")
 
@@ -32,6 +42,29 @@ _PLACEHOLDERS = frozenset(
 )
 """Values that users give in place of a key, in lower case. They are not redacted: texts contain them."""
 _TRANSIENT = frozenset({408, 409, 425, 429})
+_SPENT_CODES = frozenset(
+    {
+        "insufficient_quota",
+        "insufficient_user_quota",
+        "insufficient_balance",
+        "insufficient_credits",
+        "insufficient_funds",
+        "billing_hard_limit_reached",
+        "billing_not_active",
+        "billing_error",
+        "exceeded_current_quota_error",
+        "credits_exhausted",
+        "payment_required",
+        "Arrearage",
+    }
+)
+"""Codes and types of errors with which providers say that an account is out of money."""
+_SPENT = re.compile(
+    r"(?:your )?credit balance is too low|(?:billing )?hard limit has been reached"
+    r"|insufficient (?:account )?(?:balance|credits?|funds|quota)",
+    re.IGNORECASE,
+)
+"""The same as messages, where the code is that of any bad request."""
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +75,13 @@ class Transient(Exception):
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+def pause(backoff: tenacity.wait.wait_base, attempt: int) -> float:
+    """Return the seconds to wait after an attempt, counted from 1."""
+    state = tenacity.RetryCallState(tenacity.AsyncRetrying(), None, (), {})
+    state.attempt_number = attempt
+    return backoff(state)
 
 
 async def with_retries(
@@ -156,9 +196,14 @@ class ErrorTranslator:
     def of(self, status: int, headers: Mapping[str, str], content: bytes) -> Transient | EngineError:
         """Return the error for a response whose status is not 200."""
         if 300 <= status < 400:
-            target = self.redact(headers.get("location", "elsewhere"))
+            target = self.redact(without_secrets(headers.get("location") or "elsewhere"))[:_EXCERPT]
             return EngineRefused(f"{self.where} redirects to {target!r} ({status}): pass that URL")
-        return self._error(status, self._said(headers, content), _retry_after(headers))
+        try:
+            body = loads(content)
+        except ValueError:
+            said = "an HTML page" if is_html(headers, content) else content.decode(errors="replace")
+            return self._error(status, self._clean(said), None, _retry_after(headers))
+        return self._error(status, self._clean(_text_of(body)), body, _retry_after(headers))
 
     def lost(self, error: Exception, timeout: float | None = None) -> str:
         """Return the sentence for an error without a response; `timeout` is the limit, seconds."""
@@ -175,15 +220,21 @@ class ErrorTranslator:
         error = body["error"]
         code = error.get("code") if isinstance(error, Mapping) else None
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
-        return self._error(status, self._clean(_text_of(body)), None)
+        return self._error(status, self._clean(_text_of(body)), body, None)
 
-    def _error(self, status: int, said: str, retry_after: float | None) -> Transient | EngineError:
+    def unbounded(self, why: object) -> EngineProtocolError:
+        """Return the error for a server that sends too much; `why` says of what."""
+        return EngineProtocolError(f"{self.where} sends {why}, which no reply needs: check what it is")
+
+    def _error(
+        self, status: int, said: str, body: object, retry_after: float | None
+    ) -> Transient | EngineError:
         because = f": {said}" if said else ""
+        if _is_spent(status, said, body):
+            return EngineRefused(
+                f"{self.where} says that the account has no credit or quota left ({status}){because}", 403
+            )
         if status in _TRANSIENT or status >= 500:
-            if status == 429 and "insufficient_quota" in said:
-                return EngineRefused(
-                    f"{self.where} says that the account has no quota left (429){because}", 403
-                )
             kind = "has too many requests" if status == 429 else "fails"
             return Transient(f"{self.where} {kind} ({status}){because}", retry_after)
         if status in (400, 413, 422):
@@ -201,14 +252,6 @@ class ErrorTranslator:
             advice = f"refuses access ({status})"
         return EngineRefused(f"{self.where} {advice}{because}", status)
 
-    def _said(self, headers: Mapping[str, str], content: bytes) -> str:
-        try:
-            return self._clean(_text_of(orjson.loads(content)))
-        except orjson.JSONDecodeError:
-            return (
-                "an HTML page" if is_html(headers, content) else self._clean(content.decode(errors="replace"))
-            )
-
     def _clean(self, text: str) -> str:
         """Return an excerpt, redacted before it is cut: half a key would not be found."""
         return " ".join(self.redact(text).split())[:_EXCERPT]
@@ -219,27 +262,44 @@ def is_html(headers: Mapping[str, str], content: bytes) -> bool:
     return "html" in headers.get("content-type", "") or content.lstrip()[:1] == b"<"
 
 
-def _text_of(body: Any) -> str:
+def _text_of(body: Any, levels: int = 8) -> str:
     """Return the message of an error body, in any of the shapes that providers use."""
-    if isinstance(body, Mapping):
+    if isinstance(body, Mapping) and levels:
         for key in ("error", "message", "detail"):
             if body.get(key):
                 code = body.get("code")
-                text = _text_of(body[key])
+                text = _text_of(body[key], levels - 1)
                 return f"{text} [{code}]" if isinstance(code, str) and code not in text else text
-    return body if isinstance(body, str) else orjson.dumps(body).decode()
+    try:
+        return body if isinstance(body, str) else orjson.dumps(body).decode()
+    except orjson.JSONEncodeError:  # too many levels
+        return ""
+
+
+def _is_spent(status: int, said: str, body: object) -> bool:
+    """Return whether an error says that the account is out of money. A message that may quote the agent's
+    request counts by its beginning."""
+    error = body.get("error") if isinstance(body, Mapping) else None
+    words = [one.get(key) for one in (body, error) if isinstance(one, Mapping) for key in ("code", "type")]
+    return (
+        status == 402
+        or any(word in _SPENT_CODES for word in words if isinstance(word, str))
+        or (status == 429 and any(code in said for code in _SPENT_CODES))
+        or _SPENT.match(said) is not None
+    )
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that the server asks for; None where it asks for none, or for no time at all."""
     value = headers.get("retry-after", "")
     try:
-        return float(value)
+        seconds = float(value)
     except ValueError:
-        pass
-    try:
-        return (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
-    except (ValueError, TypeError):  # absent, or no date, or one without a zone
-        return None
+        try:
+            seconds = (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
+        except (ValueError, TypeError, OverflowError):  # absent, or no date, or one without a zone
+            return None
+    return seconds if seconds > 0 else None
 
 
 def _log_retry(state: tenacity.RetryCallState) -> None:

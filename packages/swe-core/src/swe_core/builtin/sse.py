@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
+from swe_core.builtin.bounds import OutOfBounds
+
 
 class EventParser:
-    """Finds the events of one stream, which comes in pieces. An event without its end is ignored."""
+    """Finds the events of one stream, which comes in pieces. An event without its end is ignored.
 
-    def __init__(self) -> None:
+    Args:
+        event: The most bytes of an event.
+        stream: The most bytes of all, comments included.
+    """
+
+    def __init__(self, event: int, stream: int) -> None:
+        self._event = event
+        self._stream = stream
+        self._left = stream
         self._data: list[bytes] = []
-        self._rest = b""
+        self._line: list[bytes] = []  # one that has not ended
+        self._held = 0  # bytes of the lines in `_data`, and of `_line`
+
+    @property
+    def between(self) -> bool:
+        """Return whether no part of an event has come after the last whole one."""
+        return not (self._data or self._line)
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Return the data of each event that ends in `piece`, the next piece of the stream."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        found = []
-        for line in lines:
-            line = line.removesuffix(b"\r")
-            if line.startswith(b"data:"):
-                self._data.append(line[5:].removeprefix(b" "))
-            elif not line and self._data:
-                found.append(b"\n".join(self._data))
-                self._data = []
+        """Return the data of each event that ends in `piece`, the next piece of the stream.
+
+        Raises:
+            OutOfBounds: The event or the stream is too long.
+        """
+        self._left -= len(piece)
+        if self._left < 0:
+            raise OutOfBounds(f"more than {self._stream} bytes")
+        found: list[bytes] = []
+        self._line.append(piece)
+        self._held += len(piece)
+        if b"\n" in piece:
+            *lines, rest = b"".join(self._line).split(b"\n")
+            for line in lines:
+                line = line.removesuffix(b"\r")
+                if line.startswith(b"data:"):
+                    self._data.append(line[5:].removeprefix(b" "))
+                elif not line and self._data:
+                    found.append(b"\n".join(self._data))
+                    self._data = []
+            self._line = [rest] if rest else []
+            self._held = len(rest) + (self._held if self._data else 0)
+        if self._held > self._event:
+            raise OutOfBounds(f"an event of more than {self._event} bytes")
         return found

@@ -11,6 +11,7 @@ from swe_core.rollout.run_directory import RunDirectory
 from swe_core.run.plan import BlackBoxPlan, Plan
 from swe_core.system.plural import counted
 from swe_core.system.printable import printable
+from swe_core.system.urls import without_secrets
 
 _NAMED = 3
 """Tasks that are named."""
@@ -84,4 +85,5 @@ def _engine(plan: Plan) -> str:
         return f"none (black-box mode): the agent calls {side.model} at {side.url}"
     config = side.config
     model, url = getattr(config, "model", None), getattr(config, "url", None)
-    return side.name + (f": {model}" if model else "") + (f" at {url}" if url else "")
+    urls = ", ".join(map(without_secrets, [url] if isinstance(url, str) else url or ()))
+    return side.name + (f": {model}" if model else "") + (f" at {urls}" if urls else "")

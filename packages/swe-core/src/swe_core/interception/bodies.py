@@ -20,8 +20,8 @@ from aiohttp import web
 
 from swe_core.errors import ContextOverflow
 from swe_core.interception.dialects.base import BadRequest, Dialect, ParsedRequest, Target
-from swe_core.interception.dialects.common import MAX_VALUES, values
 from swe_core.interception.gate import Gate
+from swe_core.system.json_size import MAX_VALUES, values
 
 T = TypeVar("T")
 

@@ -20,6 +20,7 @@ from swe_core.run.plan import engine_of, executor_of, grader_of, refuse_unknown_
 from swe_core.run.settings import NESTED, PREFIX, Settings, command_line_values, read_settings_file
 from swe_core.run.task_selection import TaskSelection, selection
 from swe_core.system.redaction import MARK, secret_settings
+from swe_core.system.urls import without_secrets
 
 T = TypeVar("T")
 
@@ -152,7 +153,9 @@ def effective_settings(settings: Settings, plugins: PluginSet, layers: Layers) -
                 value, origin = _choice(cast(Role, key), used, plugins, layers)
             if section == "run" and key in origin_of_option:
                 origin = Origin("engine", origin_of_option[key])
-            found.entries.append(Entry((section,), (key,), value, origin or DEFAULT, choice))
+            found.entries.append(
+                Entry((section,), (key,), _shown((section, key), value), origin or DEFAULT, choice)
+            )
     for role in HOOKS:
         found.entries += _component(role, used, values, layers)
         for name, table in values[role].items():
@@ -258,7 +261,17 @@ def _given(
         return
     if any(secret_settings({key[-1]: value})):
         value = MARK
+    value = _shown((table[0], *key), value)
     yield Entry(table, key, value, layers.origin((*table, *key)) or default)
+
+
+def _shown(key: tuple[str, ...], value: Any) -> Any:
+    """Return a value without the secrets that the URL of an engine may have."""
+    if key not in (("run", "engine_url"), ("engine", "url")) or value is None:
+        return value
+    if isinstance(value, str):
+        return without_secrets(value)
+    return [without_secrets(str(one)) for one in value]
 
 
 def _why_idle(role: Role, chosen: ResolvedComponent | None) -> str:

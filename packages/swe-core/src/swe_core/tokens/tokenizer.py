@@ -118,7 +118,10 @@ def _from_transformers(name: str) -> PreTrainedTokenizerBase:
 
 def _from_file(name: str) -> FileTokenizer | None:
     """Return the tokenizer of `tokenizer.json`; None where transformers may change it."""
-    config, model_type = _read(name, "tokenizer_config.json"), _read(name, "config.json").get("model_type")
+    config, model_type = (
+        read_json(name, "tokenizer_config.json"),
+        read_json(name, "config.json").get("model_type"),
+    )
     kind = config.get("tokenizer_class")
     if kind not in _GENERAL | _QWEN or model_type in _MISTRAL or any(map(config.get, _CHANGING)):
         return None
@@ -147,7 +150,7 @@ def _is_qwen(backend: Tokenizer) -> bool:
     return (normalizer["type"], pieces, decoder["type"]) == ("NFC", expected, "ByteLevel")
 
 
-def _read(name: str, file: str) -> dict[str, Any]:
+def read_json(name: str, file: str) -> dict[str, Any]:
     """Read a JSON file of the model; empty if it is missing."""
     path = _path(name, file)
     return json.loads(path.read_text(encoding="utf-8")) if path is not None else {}

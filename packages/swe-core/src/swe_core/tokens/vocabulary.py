@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from swe_core.api.engine import TokenTable
+from swe_core.tokens.tokenizer import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,6 +40,19 @@ def token_table(tokenizer: PreTrainedTokenizerBase) -> TokenTable:
         [found.get(id_) for id_ in range(max(found, default=-1) + 1)],
         {id_: str(token) for id_, token in sorted(added.items()) if found[id_].strip()},
     )
+
+
+def model_size(tokenizer: PreTrainedTokenizerBase, names: Collection[str]) -> int:
+    """Return how many ids the model of a tokenizer has. Many have rows for more ids than the tokenizer.
+
+    Args:
+        names: Directories, or names on the Hub, that may have the model's `config.json`.
+    """
+    configs = [read_json(name, "config.json") for name in names]
+    texts = [config.get("text_config") or {} for config in configs]
+    rows = [size for one in configs + texts if isinstance(size := one.get("vocab_size"), int)]
+    ids = (*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder)
+    return max(*rows, 1 + max(ids, default=-1), 0)
 
 
 def _reader(tokenizer: PreTrainedTokenizerBase, vocabulary: Collection[str]) -> Callable[[str], bytes]:

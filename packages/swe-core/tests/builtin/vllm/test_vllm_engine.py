@@ -26,7 +26,7 @@ from swe_core.api.messages import Message
 from swe_core.builtin.http_engine import ErrorTranslator
 from swe_core.builtin.vllm.client import Client
 from swe_core.builtin.vllm.policy import Policy
-from swe_core.builtin.vllm.replies import Chunk, Replies
+from swe_core.builtin.vllm.replies import Asked, Chunk, Replies
 from swe_core.builtin.vllm.servers import _rank
 from swe_core.errors import (
     ConfigError,
@@ -302,7 +302,8 @@ async def test_cancelled_call_aborts_request_and_keeps_tokens(qwen: Qwen, stream
 
 
 async def test_token_of_uncertain_version_carries_the_older(qwen: Qwen) -> None:
-    """The ids of the first event after an announcement may have been sampled before it."""
+    """The first event after an announcement may have waited here, and the server may have held back ids of
+    the second one."""
     request = chat()
     heard = heard_by(request)
 
@@ -320,7 +321,7 @@ async def test_token_of_uncertain_version_carries_the_older(qwen: Qwen) -> None:
         after, _ = await ask(engine)
     versions = sampled_of(completion).versions.tolist()
     assert len(versions) > 8
-    assert versions == [1] * 6 + [2] * (len(versions) - 6)
+    assert versions == [1] * 8 + [2] * (len(versions) - 8)
     assert set(sampled_of(after).versions.tolist()) == {2}
 
 
@@ -331,7 +332,7 @@ async def test_late_read_tokens_carry_the_older_version() -> None:
     content = aiohttp.StreamReader(protocol, 2**16)
     response = SimpleNamespace(content_type="text/event-stream", content=content)
     client = Client(
-        cast(Any, None), "http://h", ErrorTranslator("vLLM server", "http://h", "", "m", "KEY", None)
+        cast(Any, None), "http://h", ErrorTranslator("vLLM server", "http://h", "", "m", "KEY", None), 60
     )
     # What answers stands in for aiohttp's response, and is no method: hence "type: ignore".
     client._asked = lambda body: nullcontext(response)  # type: ignore[method-assign, assignment, return-value]
@@ -343,32 +344,59 @@ async def test_late_read_tokens_carry_the_older_version() -> None:
         return b"data: %b\n\n" % orjson.dumps({"choices": [choice]})
 
     async def later() -> None:
-        for _ in range(20):
-            await anyio.lowlevel.checkpoint()
-        content.feed_data(event(3) + b"data: [DONE]\n\n")
+        held_back, sampled_after = event(3), event(4) + b"data: [DONE]\n\n"
+        for rest in (held_back[:9], held_back[9:], sampled_after):
+            for _ in range(20):
+                await anyio.lowlevel.checkpoint()
+            content.feed_data(rest)
 
     async with anyio.create_task_group() as group:
         content.feed_data(event(1))
-        async for chunk in client.sample(b"", b"", lambda: policy.version):  # noqa: B023 (the newest one)
+        async for chunk in client.sample(b"", Asked(b"", 9), lambda: policy.version):  # noqa: B023 (the newest one)
             versions.append(chunk.version)
             if len(versions) == 1:
                 content.feed_data(event(2))
                 policy = replace(policy, version=1)
-            elif len(versions) == 2:  # all has been read, so what comes next is new
+            elif len(versions) == 2:  # all that came was read, but the server may hold back ids
                 group.start_soon(later)
-    assert versions == [0, 0, 1]
+    assert versions == [0, 0, 0, 1]
 
 
 def test_malformed_event_is_an_error() -> None:
     replies = Replies(ErrorTranslator("vLLM server", "http://h", "", "m", "KEY", None))
+
+    def said(ids: str, logprobs: str) -> bytes:
+        return f'{{"choices":[{{"token_ids":{ids},"logprobs":{{"token_logprobs":{logprobs}}}}}]}}'.encode()
+
     for chunk, event, why in (
         (Chunk(), b'{"choices":[{"index":1,"token_ids":[9],"logprobs":null}]}', "a choice with the index 1"),
         (Chunk(), b'{"choices":[{"token_ids":[9],"finish_reason":"\xff"}]}', "invalid JSON|Invalid UTF-8"),
         (Chunk(), b'{"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "invalid JSON"),
         (Chunk(finish="stop"), b'{"choices":[{"token_ids":[9]}]}', "more of a reply that had ended"),
+        (Chunk(ids=[1]), said("[2,3]", "[-1,-1]"), "more ids than the 2"),
+        (Chunk(), said("[2,50]", "[-1,-1]"), "the id 50, .* has 50 ids"),
+        (Chunk(), said("[2]", "[0.001]"), "token_logprobs"),
+        (Chunk(), said("[2]", "[-1e999]"), "out of range"),
+        (Chunk(), said("[2]", "[NaN]"), "invalid JSON"),
+        (Chunk(), said("[2]", "[-Infinity]"), "invalid JSON"),
     ):
         with pytest.raises(EngineProtocolError, match=why):
-            replies.add(chunk, event, None)
+            replies.add(chunk, event, Asked(b"", 2, vocabulary=50))
+    chunk = Chunk()
+    replies.add(chunk, said("[2,49,1]", "[1e-7,null,-9999.0]"), Asked(b"", 3, vocabulary=50))
+    assert [math.isnan(logprob) for logprob in chunk.logprobs] == [False, True, True]
+
+
+async def test_server_that_breaks_off_for_ever_is_left(qwen: Qwen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "swe_core.builtin.vllm.engine.pause", lambda backoff, attempt: waits.append(attempt) or 0
+    )
+    waits: list[int] = []
+    async with qwen.server([7] * 500, then="drop", after=1, piece=1) as server:
+        async with make_engine(server.url, max_retries=0) as engine:
+            with pytest.raises(EngineUnavailable, match="broke replies off after a few tokens 10 times"):
+                await ask(engine)
+    assert (len(server.requests), waits) == (10, [*range(1, 10)])
 
 
 async def test_request_that_changes_the_distribution_is_rejected(qwen: Qwen) -> None:

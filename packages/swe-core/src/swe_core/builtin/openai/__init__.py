@@ -30,9 +30,7 @@ class OpenAIConfig(Config):
         description="environment variable with the key, which is the provider's own for a PROVIDER/NAME; "
         "without it no key is sent",
     )
-    timeout: float = Field(
-        default=600.0, gt=0, description="maximum seconds without a byte from the provider"
-    )
+    timeout: float = Field(default=600.0, gt=0, description="maximum seconds without a piece of the reply")
     max_retries: int = Field(
         default=5, ge=0, description="retries after 429, 5xx, broken connections and timeouts"
     )

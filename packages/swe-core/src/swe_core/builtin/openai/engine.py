@@ -12,10 +12,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import anyio
 import orjson
 from aiohttp.http_exceptions import ContentEncodingError
 
 from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession
+from swe_core.builtin import bounds
 from swe_core.builtin.http_engine import (
     BACKOFF,
     ErrorTranslator,
@@ -70,7 +72,11 @@ class OpenAIEngine(Engine):
         self._memories: dict[str, Memory] = {}
 
     async def __aenter__(self) -> OpenAIEngine:
-        headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+        headers = {
+            "Accept": "application/json, text/event-stream",
+            "Accept-Encoding": "identity",
+            "Content-Type": "application/json",
+        }
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key.get_secret_value()}"
         self._session = aiohttp.ClientSession(
@@ -99,7 +105,14 @@ class OpenAIEngine(Engine):
             async with self._open().get(
                 f"{self.url}/models", timeout=timeout, allow_redirects=False
             ) as response:
-                content = await response.read()
+                is_list = response.status == 200
+                content = await (
+                    bounds.read(response, bounds.LIST, _CHECK_TIMEOUT)
+                    if is_list
+                    else bounds.read_error(response)
+                )
+        except bounds.OutOfBounds as error:
+            raise self._refusals.unbounded(error) from None
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineUnavailable(
                 f"{self._refusals.lost(error, _CHECK_TIMEOUT)}: check --engine-url and that it is up"
@@ -122,9 +135,11 @@ class OpenAIEngine(Engine):
     ) -> Completion:
         memory = self._memories.setdefault(session.rollout_id, Memory(self._provider.takes))
         messages = memory.restored(request)
-        content = orjson.dumps(self._body({**request.body, "messages": messages}, request, emit is not None))
+        body = self._body({**request.body, "messages": messages}, request, emit is not None)
+        limits = [limit for name in _LIMITS if isinstance(limit := body.get(name), int)]
+        attempt = partial(self._attempt, orjson.dumps(body), max(limits, default=0), emit)
         try:
-            completion = await with_retries(partial(self._attempt, content, emit), self._attempts, _BACKOFF)
+            completion = await with_retries(attempt, self._attempts, _BACKOFF)
         except Transient as error:
             raise as_final_error(error, self._attempts) from None
         message = completion.message
@@ -151,21 +166,32 @@ class OpenAIEngine(Engine):
                 body[name] = min(body.get(name) or limits[0], *limits)
         return body
 
-    async def _attempt(self, content: bytes, emit: Emit | None) -> Completion:
-        reply = StreamedReply(self.url, emit, self._refusals)
+    async def _attempt(self, content: bytes, limit: int, emit: Emit | None) -> Completion:
+        tokens = max(limit, bounds.TOKENS)
+        reply = StreamedReply(self.url, emit, self._refusals, tokens * bounds.PIECES)
         try:
             async with self._open().post(
                 f"{self.url}/chat/completions", data=io.BytesIO(content), allow_redirects=False
             ) as response:
                 if response.status != 200:
-                    raise self._refusals.of(response.status, response.headers, await response.read())
+                    error = await bounds.read_error(response)
+                    raise self._refusals.of(response.status, response.headers, error)
                 if emit is None or response.content_type != "text/event-stream":
-                    return parse_reply(await response.read(), response.headers, self.url, self._refusals)
-                parser = EventParser()
+                    raw = await bounds.read(response, bounds.EVENT, self._timeout)
+                    return parse_reply(raw, response.headers, self.url, self._refusals)
+                parser = EventParser(bounds.EVENT, bounds.EVENT + tokens * bounds.WIRE)
+                heard, told = anyio.current_time(), 0
                 async for piece in response.content.iter_any():
                     for event in parser.feed(piece):
                         if await reply.add(event):
                             return await reply.completion()
+                    if reply.told != told:
+                        heard, told = anyio.current_time(), reply.told
+                    elif anyio.current_time() - heard > self._timeout:  # of comments and empty events
+                        raise TimeoutError
+                return await reply.completion(parser.feed(b"\n\n"))
+        except bounds.OutOfBounds as error:
+            raise self._refusals.unbounded(error) from None
         except ContentEncodingError:
             raise EngineProtocolError(
                 f"the provider at {self.url!r} sent a reply whose encoding is broken"
@@ -175,7 +201,6 @@ class OpenAIEngine(Engine):
             if reply.emitted:
                 raise EngineUnavailable(f"{lost}, in the middle of a reply") from None
             raise Transient(lost) from None
-        return await reply.completion(parser.feed(b"\n\n"))
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

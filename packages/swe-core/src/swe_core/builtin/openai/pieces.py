@@ -13,6 +13,7 @@ from swe_core.api.deltas import Joiner
 from swe_core.api.engine import Delta
 from swe_core.api.messages import dumps, same_arguments
 from swe_core.api.object_prefix import ObjectPrefix
+from swe_core.builtin import bounds
 
 _ANSWERS = ("content", "refusal")
 _TEXTS = (*_ANSWERS, "reasoning_content", "reasoning")
@@ -79,6 +80,11 @@ class Pieces:
     def message(self) -> dict[str, Any]:
         """Return the message of what was relayed."""
         return self._joiner.message()
+
+    @property
+    def calls(self) -> int:
+        """Return the number of calls so far."""
+        return len(self._calls)
 
     def _calls_of(self, pieces: object) -> Iterator[dict[str, Any]]:
         """Return what may be relayed after pieces of calls."""
@@ -194,6 +200,7 @@ class _Call:
         self.id = self.id or piece.id
         if piece.name != self.name:  # in pieces, or as far as it is known
             self.name = piece.name if piece.name.startswith(self.name) else self.name + piece.name
+            bounds.check_calls([{"function": {"name": self.name}}])
         for known, new in ((self.more, piece.more), (self.function, piece.function)):
             for key, value in new.items():
                 known.setdefault(key, value)

@@ -11,6 +11,8 @@ import orjson
 from pydantic import BaseModel, Field, ValidationError
 
 from swe_core.api.engine import Completion, Delta, Emit, Usage
+from swe_core.builtin import bounds
+from swe_core.builtin.bounds import OutOfBounds, check_calls, loads
 from swe_core.builtin.http_engine import ErrorTranslator, Transient, is_html
 from swe_core.builtin.openai.pieces import Pieces
 from swe_core.errors import EngineError, EngineProtocolError, EngineUnavailable
@@ -33,6 +35,8 @@ _BROKEN = re.compile(
 )
 """In a finish reason that no model has: the provider broke the reply off, or lost a call of the model."""
 _MOST_TOKENS = 2**53
+_LONGEST = 1024
+"""Characters of a model's name. Some dialects repeat it in each event."""
 
 
 class _Choice(BaseModel):
@@ -78,6 +82,7 @@ def parse_reply(
     Raises:
         EngineProtocolError: The content is something else.
         Transient | EngineError: The content is an error, which some providers send with status 200.
+        OutOfBounds: It has too many values or levels.
     """
     body = _json(content, headers, url)
     _raise_error(body, refusals)
@@ -86,6 +91,7 @@ def parse_reply(
         reply = _Reply.model_validate(body)
         choice = reply.choices[0]
         _raise_broken(choice, refusals)
+        check_calls(choice.message.get("tool_calls"))
         pieces.add(_numbered(choice.message))
         pieces.rest()
     except (ValidationError, ValueError) as error:
@@ -105,7 +111,7 @@ def parse_models(content: bytes, headers: Mapping[str, str], url: str) -> list[s
     """
     try:
         return [model.id for model in _Models.model_validate(_json(content, headers, url)).data]
-    except ValidationError:
+    except (ValidationError, OutOfBounds):
         return []
 
 
@@ -114,16 +120,21 @@ class StreamedReply:
 
     Attributes:
         emitted: Whether a piece was forwarded; from then on the call cannot be repeated.
+        told: How many pieces said something.
+
+    Args:
+        most: Pieces that may say something.
     """
 
-    def __init__(self, url: str, emit: Emit | None, refusals: ErrorTranslator) -> None:
+    def __init__(self, url: str, emit: Emit | None, refusals: ErrorTranslator, most: int) -> None:
         self.emitted = False
+        self.told = 0
+        self._most = most
         self._url = url
         self._emit = emit
         self._refusals = refusals
         self._pieces = Pieces()
         self._choice: object = None
-        self._heard = False
         self._finish: object = None
         self._usage: object = None
         self._model: object = None
@@ -135,6 +146,7 @@ class StreamedReply:
         Raises:
             EngineProtocolError: It is no chunk of a chat completion.
             Transient | EngineError: It is an error of the provider.
+            OutOfBounds: It has too many values or levels.
         """
         data = data.strip()
         if not data:  # keeps the connection alive
@@ -143,7 +155,7 @@ class StreamedReply:
             self._done = True
             return True
         try:
-            await self._take(orjson.loads(data))
+            await self._take(loads(data))
         except orjson.JSONDecodeError:
             lines = data.split(b"\n")
             if len(lines) == 1:
@@ -186,10 +198,9 @@ class StreamedReply:
                     _raise_broken(piece, self._refusals)
                     self._finish = piece.finish_reason or self._finish
                     delta = piece.delta
-                    if delta is None and not self._heard:  # a whole reply, which may also repeat the pieces
+                    if delta is None and not self.told:  # a whole reply, which may also repeat the pieces
                         delta = _numbered(piece.message or {})
-                    self._heard |= _says_something(delta or {})
-                    await self._tell(self._pieces.add(delta or {}))
+                    await self._read(delta or {})
         except ValidationError:
             raise
         except ValueError as error:
@@ -198,6 +209,15 @@ class StreamedReply:
             raise self._broken(error) from None
         self._usage = chunk.usage or self._usage
         self._model = chunk.model or self._model
+
+    async def _read(self, delta: Delta) -> None:
+        check_calls(delta.get("tool_calls"))
+        self.told += _says_something(delta)
+        if self.told > self._most:
+            raise OutOfBounds(f"more than {self._most} pieces")
+        await self._tell(self._pieces.add(delta))
+        if self._pieces.calls > bounds.CALLS:
+            raise OutOfBounds(f"more than {bounds.CALLS} tool calls")
 
     async def _tell(self, delta: Delta) -> None:
         if self._emit is not None and _says_something(delta):
@@ -215,7 +235,7 @@ class StreamedReply:
 
 def _json(content: bytes, headers: Mapping[str, str], url: str) -> Any:
     try:
-        return orjson.loads(content)
+        return loads(content)
     except orjson.JSONDecodeError:
         what = "an HTML page" if is_html(headers, content) else "something that is not JSON"
         raise EngineProtocolError(
@@ -266,7 +286,7 @@ def _completion(
             prompt_tokens=_count(counts.get("prompt_tokens")),
             completion_tokens=_count(counts.get("completion_tokens")),
         ),
-        model=model if isinstance(model, str) else "",
+        model=model if isinstance(model, str) and len(model) <= _LONGEST else "",
     )
 
 

@@ -57,7 +57,7 @@ class VLLMConfig(Config):
         description="maximum share of sampled tokens without log-probability",
     )
     stream_interval: int = Field(default=8, ge=1, description="tokens per stream chunk")
-    timeout: float = Field(default=600.0, gt=0, description="maximum seconds without a byte from a server")
+    timeout: float = Field(default=600.0, gt=0, description="maximum seconds without a token from a server")
     max_retries: int = Field(default=5, ge=0, description="consecutive retries without a new token")
     api_key_env: str = Field(
         default="VLLM_API_KEY", description="environment variable with the key; without it no key is sent"

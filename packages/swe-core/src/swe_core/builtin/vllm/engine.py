@@ -28,6 +28,7 @@ from swe_core.builtin.http_engine import (
     Transient,
     as_final_error,
     key_from,
+    pause,
     with_retries,
 )
 from swe_core.builtin.vllm import VLLMConfig
@@ -35,6 +36,7 @@ from swe_core.builtin.vllm.check import ask_served, check_server, format_notes
 from swe_core.builtin.vllm.client import Client, open_session
 from swe_core.builtin.vllm.generation import Generation
 from swe_core.builtin.vllm.policy import AdapterUnknown, Policy
+from swe_core.builtin.vllm.replies import Asked
 from swe_core.builtin.vllm.request import RequestWriter, most_calls, offered_tools, sampling, stop_texts
 from swe_core.builtin.vllm.servers import Server, Servers
 from swe_core.builtin.vllm.streaming import Streamer, assistant_message, first_stop
@@ -50,7 +52,7 @@ from swe_core.system.urls import base_url
 from swe_core.tokens.conversation import Conversation
 from swe_core.tokens.load_renderer import load_renderer
 from swe_core.tokens.renderer import Renderer
-from swe_core.tokens.vocabulary import token_table
+from swe_core.tokens.vocabulary import model_size, token_table
 
 _BACKOFF = BACKOFF
 _BASE = "what /v1/completions is appended to"
@@ -58,6 +60,10 @@ _OVERFLOW = "maximum context length"
 """Part of vLLM's message about a prompt that is too long."""
 _ENOUGH = 32
 """Least number of sampled tokens for a significant share."""
+_FEW = 8
+"""Tokens that an attempt brings at least, or there is a pause after it."""
+_MEAGRE = 10
+"""Attempts, one after the other, that bring fewer."""
 _HUGE_PROMPTS = 2
 """Prompts of a million characters that are rendered at a time."""
 FORCED = "forced"
@@ -76,11 +82,13 @@ class _Model:
 
     Args:
         context: Tokens of the context, of the server with the shortest.
+        vocabulary: How many ids it can sample.
     """
 
     renderer: Renderer
     requests: RequestWriter
     context: int
+    vocabulary: int
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +107,7 @@ class _Call:
 
     Args:
         name: The base of its seeds.
+        vocabulary: How many ids there are.
         stops: Texts that end the reply.
         constraint: Keys of the request that force the reply; None leaves it free.
         streamer: None where the agent gets its reply whole. The server streams all the same, so
@@ -107,6 +116,7 @@ class _Call:
 
     name: str
     requests: RequestWriter
+    vocabulary: int
     generation: Generation
     stops: Sequence[str]
     constraint: Mapping[str, Any] | None
@@ -255,7 +265,7 @@ class VLLMEngine(Engine):
             streamer = Streamer(model.renderer, generation.ids, prompt.tail, tools, emit, stops)
         # By the rollout, whose id has its group in it: two groups of one task are to differ.
         name = f"{session.rollout_id}:{number}"
-        call = _Call(name, model.requests, generation, stops, constraint, streamer)
+        call = _Call(name, model.requests, model.vocabulary, generation, stops, constraint, streamer)
         try:
             await self._generate(rollout, call)
         except RequestRefused as refusal:
@@ -283,7 +293,7 @@ class VLLMEngine(Engine):
     def _client(self, session: aiohttp.ClientSession, url: str) -> Client:
         variable = self._config.api_key_env
         errors = ErrorTranslator("vLLM server", url, _BASE, self.model, variable, self._key)
-        return Client(session, url, errors)
+        return Client(session, url, errors, self._config.timeout)
 
     async def _ready(self) -> _Model:
         """Return the model; the first call asks all servers, and loads the tokenizer."""
@@ -299,7 +309,10 @@ class VLLMEngine(Engine):
                 here = root if root and await anyio.Path(root).is_dir() else self.model
                 renderer = await anyio.to_thread.run_sync(self._load, self._config.tokenizer or here)
                 requests = RequestWriter(self._config, renderer.stop_ids)
-                self._model = _Model(renderer, requests, min(one.context for one in served))
+                context = min(one.context for one in served)
+                names = {self._config.tokenizer or here, *([here] if here == root else [])}
+                size = await anyio.to_thread.run_sync(model_size, renderer.tokenizer, names)
+                self._model = _Model(renderer, requests, context, size)
             return self._model
 
     def _load(self, tokenizer: str) -> Renderer:
@@ -362,9 +375,21 @@ class VLLMEngine(Engine):
                     rollout.server = other
 
     async def _sample(self, client: Client, call: _Call) -> None:
-        """Sample until the reply has ended. Only attempts without a new token count."""
-        while call.generation.finish is None:
+        """Sample until the reply has ended. Attempts without a new token count as `max_retries` says; those
+        that bring a few have a pause after them, and a limit of their own.
+
+        Raises:
+            Transient | EngineError: The server gave no whole reply.
+        """
+        generation, meagre = call.generation, 0
+        while generation.finish is None:
+            before = len(generation.ids)
             await with_retries(partial(self._attempt, client, call), self._attempts, _BACKOFF)
+            meagre = meagre + 1 if len(generation.ids) - before < _FEW else 0
+            if generation.finish is None and meagre:
+                if meagre == _MEAGRE:
+                    raise Transient(f"{client.where} broke replies off after a few tokens {meagre} times")
+                await anyio.sleep(pause(_BACKOFF, meagre))
 
     async def _attempt(self, client: Client, call: _Call) -> None:
         """Send one request.
@@ -389,7 +414,8 @@ class VLLMEngine(Engine):
             return (self._policy if asked.adapter is None else asked).version
 
         try:
-            async with aclosing(client.sample(body, prompt, announced)) as chunks:
+            wanted = Asked(prompt, generation.room, call.vocabulary)
+            async with aclosing(client.sample(body, wanted, announced)) as chunks:
                 async for chunk in chunks:
                     generation.add(chunk)
                     if streamer is not None:

@@ -11,11 +11,19 @@ import msgspec
 import orjson
 from pydantic import BaseModel, Field, ValidationError
 
+from swe_core.builtin import bounds
 from swe_core.builtin.http_engine import ErrorTranslator
 from swe_core.errors import EngineProtocolError
 
+_NOISE = 1e-6
+"""How far above 0 rounding puts a log-probability."""
+_NEVER = -9999.0
+"""What vLLM writes for the logarithm of 0, which no sampled id has: it is unknown."""
+_EACH = 256
+"""Bytes of an id with its text, its log-probability, and the same once more among the most probable."""
 _PROMPT = b'"prompt_token_ids":['
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Logprob = Annotated[float, msgspec.Meta(le=_NOISE)]
 
 
 @dataclass(slots=True)
@@ -33,6 +41,31 @@ class Chunk:
     logprobs: list[float] = field(default_factory=list)
     finish: str | None = None
     version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for.
+
+    Args:
+        prompt: The ids of the prompt as JSON text.
+        ids: How many may be sampled.
+        vocabulary: How many ids there are.
+    """
+
+    prompt: bytes
+    ids: int
+    vocabulary: int = 2**31
+
+    @property
+    def event(self) -> int:
+        """Return the most bytes of an event. It may have all ids, and repeats the prompt."""
+        return bounds.ERROR + 2 * len(self.prompt) + _EACH * self.ids
+
+    @property
+    def stream(self) -> int:
+        """Return the most bytes of a stream with an event for each id."""
+        return self.event + bounds.WIRE * self.ids
 
 
 class Card(BaseModel):
@@ -54,7 +87,7 @@ class _Cards(BaseModel):
 
 
 class _Logprobs(msgspec.Struct):
-    token_logprobs: list[float | None] | None = None
+    token_logprobs: list[_Logprob | None] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -97,19 +130,23 @@ class Replies:
                 f"{self._where} lists no models at /v1/models: check that the URL is that of a vLLM server"
             ) from None
 
-    def add(self, chunk: Chunk, raw: bytes, sent: bytes | None) -> bool:
+    def add(
+        self, chunk: Chunk, raw: bytes, asked: Asked, *, first: bool = False, room: int | None = None
+    ) -> bool:
         """Add one reply, or one event of a streamed one, to `chunk`; False for an event without a choice.
 
         Args:
-            sent: The prompt's ids as JSON text, where the reply should repeat them.
+            first: Whether the reply should repeat the prompt's ids.
+            room: How many ids the chunk may have; None: all that were asked for.
 
         Raises:
-            EngineProtocolError: It is something else, lacks the ids, or answers another prompt.
+            EngineProtocolError: It is something else, lacks the ids, has others than were asked for, or
+                answers another prompt.
             Transient | EngineError: It is an error of the server.
         """
         repeated = False
-        if sent is not None:
-            raw, repeated = _without_prompt(raw, sent)
+        if first:
+            raw, repeated = _without_prompt(raw, asked.prompt)
         try:
             reply = _decode(raw)
         except msgspec.ValidationError as error:
@@ -117,7 +154,7 @@ class Replies:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise self._wrong("invalid JSON") from None
         if reply.error:
-            raise self._refusals.in_reply(orjson.loads(raw))
+            raise self._refusals.in_reply({"error": reply.error})
         if reply.choices is None:
             raise self._wrong("no choices")
         if not reply.choices:
@@ -127,12 +164,19 @@ class Replies:
             raise self._wrong(f"a choice with the index {choice.index}, and one was asked for")
         if chunk.finish is not None:
             raise self._wrong("more of a reply that had ended")
-        if sent is not None and not repeated:
-            self._compare(choice.prompt_token_ids, sent)
+        if first and not repeated:
+            self._compare(choice.prompt_token_ids, asked.prompt)
         if choice.token_ids is None:
             raise EngineProtocolError(
                 f"{self._where} returns no token ids: it must be vLLM 0.10.2 or newer, which gives them "
                 "where a request sets return_token_ids"
+            )
+        if len(chunk.ids) + len(choice.token_ids) > (asked.ids if room is None else room):
+            raise EngineProtocolError(f"{self._where} sampled more ids than the {asked.ids} it was asked for")
+        if choice.token_ids and max(choice.token_ids) >= asked.vocabulary:
+            raise EngineProtocolError(
+                f"{self._where} sampled the id {max(choice.token_ids)}, and the tokenizer's model has "
+                f"{asked.vocabulary} ids: set engine.vllm.tokenizer to that of the served model"
             )
         logprobs = self._logprobs(choice.logprobs, len(choice.token_ids))
         chunk.ids += choice.token_ids
@@ -154,7 +198,7 @@ class Replies:
             return [math.nan] * count
         if len(given) != count:
             raise self._wrong(f"{len(given)} logprobs for {count} token ids")
-        return [math.nan if value is None else value for value in given]
+        return [math.nan if value is None or value <= _NEVER else value for value in given]
 
     def _wrong(self, why: str) -> EngineProtocolError:
         return EngineProtocolError(

@@ -9,6 +9,7 @@ import httpx
 
 from swe_core.api.checks import Finding
 from swe_core.errors import sentence
+from swe_core.system.urls import without_secrets
 
 _SECONDS = 8.0
 _SHOWN = 5
@@ -31,7 +32,7 @@ def endpoint(url: str, key_variable: str | None, key: str | None) -> Finding:
     if not sound:
         return Finding("missing", "is no http or https URL", "Give --engine-url http://HOST:PORT/v1.")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    where = _shown(url)
+    where = without_secrets(url)
     try:
         with httpx.Client(timeout=_SECONDS, headers=headers, follow_redirects=False) as client:
             base = url.rstrip("/")
@@ -52,12 +53,6 @@ def endpoint(url: str, key_variable: str | None, key: str | None) -> Finding:
     more = f", … ({len(names)} in all)" if len(names) > _SHOWN else ""
     served = ", ".join(map(repr, names[:_SHOWN])) or "no model"
     return Finding("ok", f"{where} serves {served}{more}")
-
-
-def _shown(url: str) -> str:
-    """The URL without user, password and query: they may be secrets."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _models(reply: httpx.Response) -> list[str] | None:

@@ -13,11 +13,8 @@ import orjson
 
 from swe_core.api.messages import Message
 from swe_core.interception.dialects.base import BadRequest
+from swe_core.system.json_size import is_deep
 
-MAX_VALUES = 100_000
-"""Values in a large body. A value costs far more time and memory than its bytes."""
-_PIECE = 256 * 1024
-"""Bytes that are scanned at a time."""
 _DEPTH = 128
 """Levels of objects and lists in a request. orjson writes 254, and a record adds some."""
 _HOSTED = (
@@ -25,7 +22,6 @@ _HOSTED = (
     *("computer", "mcp", "local_shell"),
 )
 """Types of tools, or their beginnings, that agents offer unasked. The model does not see such tools."""
-_CONTAINERS = frozenset((dict, list))
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """Half of a surrogate pair, escaped."""
 
@@ -39,7 +35,7 @@ def load(raw: bytes | bytearray, depth: int = _DEPTH) -> dict[str, Any]:
     body = _load(raw)
     if not isinstance(body, dict):
         raise BadRequest(f"the request body is {kind_of(body)}; send a JSON object")
-    if _is_deep(body, depth):
+    if is_deep(body, depth):
         raise BadRequest(f"the request body is nested more than {depth} levels deep; send a flatter one")
     return body
 
@@ -120,26 +116,6 @@ def event(data: dict[str, Any], name: str | None = None) -> bytes:
     return b"%bdata: %b\n\n" % (head, orjson.dumps(data))
 
 
-def values(text: bytes | bytearray) -> int:
-    """Return an upper bound of the number of values in the JSON `text`.
-
-    The function counts lists, objects and commas outside strings. It stops soon after `MAX_VALUES`, takes
-    invalid JSON, and scans piece by piece, so that other threads run.
-    """
-    found = start = inside = 0  # inside: whether a piece begins in a string
-    while start < len(text) and found <= MAX_VALUES:
-        piece = text[start : start + _PIECE]
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # the last backslash begins an escape
-            piece = text[start : start + _PIECE + 1]
-        start += len(piece)
-        # Without escaped quotes each quote begins or ends a string.
-        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        outside = b"".join(parts[inside::2])
-        found += sum(map(outside.count, (b"{", b"[", b",")))
-        inside = (inside + len(parts) - 1) % 2
-    return found
-
-
 def kind_of(value: object) -> str:
     """Return the words for a JSON value's type, such as "an object"."""
     names: dict[type, str] = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
@@ -162,14 +138,3 @@ def _load(raw: bytes | bytearray) -> Any:
             text = json.dumps(json.loads(raw), ensure_ascii=False)
             return orjson.loads(text.encode("utf-8", "replace"))
     raise BadRequest(f"the request body is not JSON: {problem}")
-
-
-def _is_deep(body: dict[str, Any], depth: int) -> bool:
-    """Return whether `body` has more than `depth` levels of objects and lists, itself the first."""
-    level: list[Any] = [body]
-    for _ in range(depth):
-        inside = (value.values() if type(value) is dict else value for value in level)
-        level = [value for values in inside for value in values if type(value) in _CONTAINERS]
-        if not level:
-            return False
-    return True

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from swe_core.interception.dialects.base import BadRequest, Target
-from swe_core.interception.dialects.common import values
+from swe_core.system.json_size import values
 
 Item = Mapping[str, Any]
 
