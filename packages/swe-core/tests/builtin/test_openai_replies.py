@@ -58,6 +58,7 @@ CALLS: dict[str, tuple[list[Any], list[tuple[str, str]]]] = {
     "id on each piece": ([_call(0, "x", "sh", BEGUN), _call(0, "x", "sh", REST)], [("sh", ONE)]),
     "fresh id on each piece": ([_call(0, "x", "sh", BEGUN), _call(0, "y", None, REST)], [("sh", ONE)]),
     "fresh id and name": ([_call(0, "x", "sh", BEGUN), _call(0, "y", "sh", REST)], [("sh", ONE)]),
+    "fresh index on each piece": ([_call(0, "x", "sh", BEGUN), _call(1, "x", "sh", REST)], [("sh", ONE)]),
     "one id for two calls": ([_call(i, "x", "sh", ONE) for i in (0, 1)], [("sh", ONE)] * 2),
     "one id and index for two": (
         [_call(0, "x", "sh", ONE), _call(0, "x", "sh", TWO)],

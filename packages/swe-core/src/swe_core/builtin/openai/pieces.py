@@ -108,14 +108,14 @@ class Pieces:
 
     def _call_of(self, piece: _Piece) -> _Call | None:
         """Return the call that `piece` continues; None where it begins another one."""
+        named = self._by_place.get((None, piece.id)) if piece.id else None
         if piece.index is None:
-            call = self._by_place.get((None, piece.id)) if piece.id else None
-            call = call or self._last
+            call = named or self._last
         else:
             call = self._by_place.get((piece.index, piece.id)) or self._by_place.get((piece.index, ""))
-            if call is None and piece.id and not piece.name:
-                call = self._by_place.get((None, piece.id))
-        return call if call is not None and call.goes_on(piece) else None
+        is_moved = call is None
+        call = call or named
+        return call if call is not None and call.goes_on(piece, is_moved) else None
 
     def _news(self, call: _Call) -> Iterator[dict[str, Any]]:
         """Return what may be relayed of a call. Calls begin in order."""
@@ -176,13 +176,17 @@ class _Call:
         self._prefix = ObjectPrefix()
         self._whole: list[list[str]] = []  # the `_parts` that were an object
 
-    def goes_on(self, piece: _Piece) -> bool:
-        """Return whether `piece` continues this call: another one has a name, which may be the same."""
+    def goes_on(self, piece: _Piece, is_moved: bool) -> bool:
+        """Return whether `piece` continues this call: another one has a name, which may be the same.
+
+        Args:
+            is_moved: Whether the piece has a new index.
+        """
         text = piece.arguments
         if not piece.name or not self.name:
             return True
         begins = text.lstrip().startswith("{")
-        if piece.id and self.id and piece.id != self.id:  # some proxies make a new id for each piece
+        if is_moved or (piece.id and self.id and piece.id != self.id):  # perhaps new for each piece
             is_cut = self._size > 0 and not self._prefix.whole
             is_more = len(text) > self._size and self._is_repeated(text)
             return is_cut and piece.name == self.name and (not begins or is_more)
