@@ -148,7 +148,7 @@ async def test_rows_are_what_the_server_sampled_and_a_forward_pass_agrees(
     expected = [((0, 1, 3, 4, 6, 7), "start"), ((2, 5), "start"), ((8,), "rewritten")]
     assert rows == expected, [(turn.reply, call.ids) for turn, call in zip(turns, proxy.sampled, strict=True)]
     said = tokenizer.decode(chains[0].input_ids)
-    for text in ("You mend code. ☃", "Where is the bug?", "Go on, 4: naïve 日本語 🎉"):
+    for text in ("You mend code. ☃", "Wher\ne is the bug?", "Go o\nn, 4: naïve 日本語 🎉"):
         assert text in said
 
 
