@@ -139,7 +139,8 @@ async def test_restored_arguments_count_as_values(server: InterceptionServer) ->
     engine = Script({"role": "assistant", "content": "", "tool_calls": [call]})
     async with server.session(engine, who(), lambda _: None) as gate, by_hand(server, gate) as http:
         first = await http.post("/messages", json={"messages": [USER]})
-        turn = {"role": "assistant", "content": first.json()["content"]}
+        (block,) = first.json()["content"]
+        turn = {"role": "assistant", "content": [{**block, "input": {}}]}
         second = await http.post("/messages", json={"messages": [USER, turn, USER]})
     assert second.status_code == 400
     assert "the arguments of all 'tool_calls' have more than 20000 values" in second.text

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from swe_core.api.deltas import cut
+from swe_core.api.deltas import cut, join
 from swe_core.api.engine import Completion
 from swe_core.api.messages import Message, message_key
 from swe_core.api.object_prefix import ObjectPrefix
@@ -177,6 +177,8 @@ def test_messages_reply_comes_back(said: Message, thinking: Any, size: int, dice
     told += [collected(written(MESSAGES, asked, completion, size), read) for read in (as_sdk, as_claude_code)]
     calls = said.get("tool_calls", [])
     are_objects = all(is_object(one["function"]["arguments"]) for one in calls)
+    whole, streamed = ([one.get("input") for one in blocks] for blocks in told[:2])
+    assert whole == streamed
     for blocks in told:
         history = [HELLO, {"role": "assistant", "content": echoed(blocks, dice)}, HELLO]
         _, message, *rest = parse(MESSAGES, memory, messages=history).messages
@@ -431,3 +433,37 @@ def test_results_are_sorted(dialect: Dialect, body: dict[str, Any]) -> None:
     asked = parse(dialect, **body)
     for messages in (asked.messages, asked.body["messages"]):
         assert [(one["tool_call_id"], one["content"]) for one in messages[1:]] == [("a", "a"), ("b", "b")]
+
+
+ODD: list[tuple[str, Any]] = [
+    ('{"n": 1e999, "m": [-1e999, {"k": 1e400}], "z": 1}', {"n": None, "m": [None, {"k": None}], "z": 1}),
+    ('{"n": 1' + "0" * 400 + ', "m": 12345678901234567890}', {"n": None, "m": 12345678901234567890}),
+    ('{"n": 1, "n": 2}', {"n": 2}),
+    ('{"\\udc00": "\\ud83d!"}', {"?": "?!"}),
+]
+
+
+@pytest.mark.parametrize(("text", "read"), ODD, ids=["huge", "long", "twice", "halves"])
+@pytest.mark.parametrize("size", [None, 1, 5])
+def test_odd_arguments_are_told_in_each_dialect(text: str, read: Any, size: int | None) -> None:
+    """As text where the dialect has them as text, else as JavaScript reads them."""
+    said = Completion(reply_of("", text, '{"a": 1}'), "tool_calls")
+
+    def told(dialect: Dialect, **body: Any) -> Any:
+        return written(dialect, parse(dialect, **body), said, size)
+
+    chat = told(CHAT, messages=[HELLO])
+    if size is None:
+        calls = chat["choices"][0]["message"]["tool_calls"]
+    else:
+        calls = join(event["choices"][0]["delta"] for event in chat[:-1] if event["choices"])["tool_calls"]
+    assert [one["function"]["arguments"] for one in calls] == [text, '{"a": 1}']
+    responses = told(RESPONSES, input="hello")
+    output = responses["output"] if size is None else responses[-1]["response"]["output"]
+    assert [one["arguments"] for one in output if one["type"] == "function_call"] == [text, '{"a": 1}']
+    messages = told(MESSAGES, messages=[HELLO])
+    blocks = messages["content"] if size is None else collected(messages, as_claude_code)
+    assert [block["input"] for block in blocks] == [read, {"a": 1}]
+    google = told(GOOGLE, contents=[GO])
+    parts = (google if size is None else google[-1])["candidates"][0]["content"]["parts"]
+    assert [part["functionCall"]["args"] for part in parts if "functionCall" in part] == [read, {"a": 1}]

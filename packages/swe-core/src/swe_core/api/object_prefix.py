@@ -12,19 +12,25 @@ _CHARACTERS = re.compile(
     r'(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|(?!u[dD][89a-fA-F])u[0-9a-fA-F]{4}|' + _SURROGATES + r"))++"
 )
 """Characters of a string. A lone half of a surrogate pair is none: clients that decode UTF-8 fail on it."""
+_HALF = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _CUT_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,4}(?:\\(?:u[0-9a-fA-F]{0,3})?)?)?")
 _WORD = re.compile(r"[-+.\w]+")
+_CONSTANTS = frozenset(("true", "false", "null"))
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _DEEP = 100
 """Levels of objects and lists. The client's next request repeats them inside others."""
 _START = ("{",)
 _FIRST_KEY, _KEY = ('"', "}"), ('"',)
 _FIRST_VALUE, _VALUE = ("value", "]"), ("value",)
+_MUST_FOLLOW = (_START, _KEY, (":",), _VALUE)
 _AFTER = {"{": (",", "}"), "[": (",", "]")}
 
 
 class ObjectPrefix:
     """Reads a text that grows, up to where it stops being the beginning of a JSON object.
+
+    What is read is JSON for every client: a number beyond 64-bit floats becomes null, and a lone half of a
+    surrogate pair "?", as in what JavaScript makes of them.
 
     Attributes:
         whole: Whether the text is a complete object.
@@ -34,6 +40,8 @@ class ObjectPrefix:
     def __init__(self) -> None:
         self.broken = False
         self._held = ""  # a token that is not complete
+        self._instead = ""  # of the token that was read last
+        self._length = self._safe = 0  # characters read, and those of them that end with a value
         self._inside = False  # a string
         self._open: list[str] = []
         self._next: tuple[str, ...] = _START  # what may follow: characters, or any value
@@ -47,15 +55,28 @@ class ObjectPrefix:
         text = self._held + text
         if self._next is _START:  # the SDKs fail on an input of white space alone
             text = text.lstrip(_SPACES)
+        read: list[str] = []
         at = 0
         while at < len(text) and not self.broken:
             end = self._string(text, at) if self._inside else self._token(text, at)
             if end == at:
                 break
-            self.broken = end < 0
-            at = max(at, end)
+            if end < 0:
+                self.broken = True
+                break
+            read.append(self._instead or text[at:end])
+            self._length += len(read[-1])
+            self._instead = ""
+            at = end
+            if not self._inside and self._next not in _MUST_FOLLOW:
+                self._safe = self._length
         self._held = "" if self.broken else text[at:]
-        return text[:at]
+        return "".join(read)
+
+    def closed(self, read: str) -> str:
+        """Return all that was read as an object, without a value that is not complete, as SDKs read it."""
+        ends = "".join("}" if one == "{" else "]" for one in reversed(self._open))
+        return read[: self._safe] + ends or "{}"
 
     def _string(self, text: str, at: int) -> int:
         """Return the end of what is at `at`; `at` where it is not complete, -1 where it may not be there."""
@@ -65,7 +86,13 @@ class ObjectPrefix:
         characters = _CHARACTERS.match(text, at)
         if characters is not None:
             return characters.end()
-        return at if _CUT_ESCAPE.fullmatch(text, at) else -1
+        if _CUT_ESCAPE.fullmatch(text, at):
+            return at
+        half = _HALF.match(text, at)
+        if half is None:
+            return -1
+        self._instead = "?"
+        return half.end()
 
     def _token(self, text: str, at: int) -> int:
         """Return the end of the token at `at`, as `_string` does."""
@@ -80,20 +107,25 @@ class ObjectPrefix:
         if first in '{["':
             return at + 1 if self._take(first) else -1
         word = _WORD.match(text, at)
-        if word is None or (word.end() < len(text) and not _is_scalar(word.group())):
+        if word is None:
             return -1
         if word.end() == len(text):
             return at
+        if not _is_scalar(word.group()):
+            return -1
+        if word.group() not in _CONSTANTS and not math.isfinite(float(word.group())):
+            self._instead = "null"
         self._ended()
         return word.end()
 
     def _take(self, first: str) -> bool:
         """Take a token of one character, or the beginning of a string; return whether it is not too deep."""
         if first in "{[":
+            if len(self._open) == _DEEP:
+                return False
             self._open.append(first)
             self._next = _FIRST_KEY if first == "{" else _FIRST_VALUE
-            return len(self._open) <= _DEEP
-        if first in "}]":
+        elif first in "}]":
             self._open.pop()
             self._ended()
         elif first == '"':
@@ -114,7 +146,5 @@ class ObjectPrefix:
 
 
 def _is_scalar(word: str) -> bool:
-    """Return whether `word` is a constant, or a number that clients do not turn into infinity."""
-    if word in ("true", "false", "null"):
-        return True
-    return _NUMBER.fullmatch(word) is not None and math.isfinite(float(word))
+    """Return whether `word` is a constant or a number."""
+    return word in _CONSTANTS or _NUMBER.fullmatch(word) is not None

@@ -283,7 +283,8 @@ def _is_object(text: str) -> bool:
     try:
         return isinstance(orjson.loads(text), dict)
     except orjson.JSONDecodeError:
-        return False
+        (prefix := ObjectPrefix()).add(text)  # reads numbers beyond floats, and halves of surrogate pairs
+        return prefix.whole
 
 
 def _is_thought(part: object) -> bool:

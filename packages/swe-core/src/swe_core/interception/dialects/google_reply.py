@@ -11,7 +11,8 @@ from uuid import uuid4
 import orjson
 
 from swe_core.api.engine import Completion, Delta, Usage
-from swe_core.api.messages import same_arguments, text_of
+from swe_core.api.messages import text_of
+from swe_core.api.object_prefix import ObjectPrefix
 from swe_core.interception.dialects.base import BadRequest, Problem, Reply
 from swe_core.interception.dialects.common import load
 
@@ -134,8 +135,10 @@ def _args(text: str) -> dict[str, Any]:
     """Return sampled arguments as an object, which is all that this API can express."""
     with suppress(BadRequest):
         return load(text.encode(), _ARGS_DEPTH)
-    with suppress(BadRequest):  # without numbers that only JavaScript reads
-        return load(same_arguments(text).encode(), _ARGS_DEPTH)
+    prefix = ObjectPrefix()
+    read = prefix.add(text)  # without numbers that only JavaScript reads
+    with suppress(BadRequest):
+        return load(read.encode(), _ARGS_DEPTH) if prefix.whole else {}
     return {}
 
 

@@ -69,8 +69,7 @@ class MessagesReply(Reply):
         for piece in whole(message).get("tool_calls") or ():
             call = _Call(piece)
             call.add(piece)
-            call.read()
-            content.append({**call.block(), "input": orjson.Fragment(call.sampled) if call.whole else {}})
+            content.append({**call.block(), "input": orjson.Fragment(call.closed(call.read()))})
             self._keep(call)
         return orjson.dumps(self._message(content, _end(completion), completion.usage, completion.model))
 
@@ -218,6 +217,10 @@ class _Call:
         text = "".join(self._waiting)
         self._waiting = []
         return self._reader.add(text)
+
+    def closed(self, told: str) -> str:
+        """Return the input as an object; `told` is all of it."""
+        return self._reader.closed(told)
 
     def block(self) -> dict[str, Any]:
         return {"type": "tool_use", "id": self.id, "name": self.name}

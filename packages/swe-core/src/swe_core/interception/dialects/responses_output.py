@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import orjson
@@ -173,11 +175,14 @@ class CallItem(OutputItem):
         return self._tool is not None
 
     def is_whole(self) -> bool:
-        try:
-            orjson.loads("".join(self._sampled))
-        except orjson.JSONDecodeError:
-            return False
-        return True
+        text = "".join(self._sampled)
+        with suppress(orjson.JSONDecodeError):
+            orjson.loads(text)
+            return True
+        with suppress(ValueError, RecursionError):  # with numbers beyond floats, or halves of surrogate pairs
+            json.loads(text)
+            return True
+        return False
 
     def begin(self, response: str, index: int) -> Iterator[Event]:
         self._tool = self._tool or Origin("")
