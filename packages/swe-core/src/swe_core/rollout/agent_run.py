@@ -25,6 +25,8 @@ from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RolloutFolder
 from swe_core.system.detached import closed
 
+_FAREWELL = 2.0
+"""Seconds in which an agent may say that the engine has failed, which its log then shows."""
 _NOT_STARTED = (126, 127)
 """Exit codes of a program that is not executable or missing, and of a shell that says so of another."""
 
@@ -187,8 +189,8 @@ async def _watched(
 ) -> int | None:
     """Return the agent's exit code; None if the host ended it.
 
-    The host ends an agent that runs past its end, and any agent once the engine has failed: that rollout is
-    lost, and the agent would only retry.
+    The host ends an agent that runs past its end, and any agent soon after the engine has failed: the rollout
+    is lost, and the agent would only retry.
 
     Raises:
         NoLLMCall: The first call did not come in time.
@@ -200,6 +202,7 @@ async def _watched(
 
     async def until_failed(scope: anyio.CancelScope) -> None:
         await gate.failed()
+        await anyio.sleep(min(_FAREWELL, request.budget.grace))
         scope.cancel()
 
     async def until_over(scope: anyio.CancelScope) -> None:
@@ -231,7 +234,7 @@ async def _watched(
         except Exception as error:  # the task group would wrap it
             problem = error
         group.cancel_scope.cancel()
-    if problem is not None:
+    if problem is not None and gate.failure is None:  # which is what made the agent fail
         raise problem
     return exit_code
 
