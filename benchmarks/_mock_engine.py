@@ -149,9 +149,11 @@ class Replies:
         usage = _usage(len(prompt), len(ids))
         if body.get("stream"):
             return self._stream(body, head, usage, reply, self._parts(body, reply, prompt))
+        most = body["max_tokens"]
+        ids, pieces, text = ids[:most], pieces[:most], reply["text"] if len(ids) <= most else ""
         choice = {
             "index": 0,
-            "text": reply["text"],
+            "text": text,
             "logprobs": _logprobs(pieces or ["x"] * len(ids), 0),
             "finish_reason": "stop",
             "stop_reason": None,

@@ -105,14 +105,17 @@ class Joiner:
                 self._add_calls(value)
             elif isinstance(value, str):
                 self._texts.setdefault(key, []).append(value)
-            elif isinstance(value, list) and isinstance(self._others.get(key), list):
-                self._others[key] = [*self._others[key], *value]
+            elif isinstance(value, list):
+                if not isinstance(known := self._others.get(key), list):
+                    known = self._others[key] = []
+                known += value
             else:
                 self._others[key] = value
 
     def message(self) -> dict[str, Any]:
         """Return the message so far, with `role` and `content`, which is None without text."""
-        message: dict[str, Any] = {"role": "assistant", "content": None, **self._others}
+        others = {key: [*one] if isinstance(one, list) else one for key, one in self._others.items()}
+        message: dict[str, Any] = {"role": "assistant", "content": None, **others}
         message.update((key, "".join(parts)) for key, parts in self._texts.items())
         if self._calls:
             message["tool_calls"] = [self._calls[index].whole() for index in sorted(self._calls)]

@@ -22,7 +22,6 @@ _DEEP = 100
 _START = ("{",)
 _FIRST_KEY, _KEY = ('"', "}"), ('"',)
 _FIRST_VALUE, _VALUE = ("value", "]"), ("value",)
-_MUST_FOLLOW = (_START, _KEY, (":",), _VALUE)
 _AFTER = {"{": (",", "}"), "[": (",", "]")}
 
 
@@ -41,7 +40,8 @@ class ObjectPrefix:
         self.broken = False
         self._held = ""  # a token that is not complete
         self._instead = ""  # of the token that was read last
-        self._length = self._safe = 0  # characters read, and those of them that end with a value
+        self._length = self._safe = 0  # characters read, and those of them after which it can be closed
+        self._settled = False  # whether the token that was read last moved the latter
         self._inside = False  # a string
         self._open: list[str] = []
         self._next: tuple[str, ...] = _START  # what may follow: characters, or any value
@@ -52,26 +52,28 @@ class ObjectPrefix:
 
     def add(self, text: str) -> str:
         """Return what `text` adds to the beginning of an object. A token that is not complete waits."""
+        if self.broken:
+            return ""
         text = self._held + text
         if self._next is _START:  # the SDKs fail on an input of white space alone
             text = text.lstrip(_SPACES)
-        read: list[str] = []
-        at = 0
-        while at < len(text) and not self.broken:
+        read, start, at = "", 0, 0
+        while at < len(text):
             end = self._string(text, at) if self._inside else self._token(text, at)
-            if end == at:
+            if end <= at:
+                self.broken = end < 0
                 break
-            if end < 0:
-                self.broken = True
-                break
-            read.append(self._instead or text[at:end])
-            self._length += len(read[-1])
-            self._instead = ""
+            if self._instead:
+                read += text[start:at] + self._instead
+                start, self._instead = end, ""
             at = end
-            if not self._inside and self._next not in _MUST_FOLLOW:
-                self._safe = self._length
+            if self._settled and not self._inside:
+                self._safe = self._length + len(read) + at - start
+                self._settled = False
         self._held = "" if self.broken else text[at:]
-        return "".join(read)
+        read += text[start:at]
+        self._length += len(read)
+        return read
 
     def closed(self, read: str) -> str:
         """Return all that was read as an object, without a value that is not complete, as SDKs read it."""
@@ -125,6 +127,7 @@ class ObjectPrefix:
                 return False
             self._open.append(first)
             self._next = _FIRST_KEY if first == "{" else _FIRST_VALUE
+            self._settled = True
         elif first in "}]":
             self._open.pop()
             self._ended()
@@ -143,6 +146,7 @@ class ObjectPrefix:
     def _ended(self) -> None:
         """Note the end of a value."""
         self._next = _AFTER[self._open[-1]] if self._open else ()
+        self._settled = True
 
 
 def _is_scalar(word: str) -> bool:

@@ -31,6 +31,8 @@ NAME = 256 * 1024
 DEPTH = 128
 """Levels of objects and lists in a reply."""
 _ERROR_SECONDS = 10.0
+_FLAT = 400
+"""Bytes that have no room for more levels than a record of them can have."""
 _SHORT = 64 * 1024
 """Bytes whose values need no count."""
 
@@ -87,7 +89,7 @@ def loads(raw: bytes) -> Any:
     if len(raw) > _SHORT and values(raw) > MAX_VALUES:
         raise OutOfBounds(f"more than {MAX_VALUES} values")
     value = orjson.loads(raw)
-    if raw.count(b"{") + raw.count(b"[") > DEPTH and is_deep([value], DEPTH + 1):
+    if len(raw) > _FLAT and raw.count(b"{") + raw.count(b"[") > DEPTH and is_deep([value], DEPTH + 1):
         raise OutOfBounds(f"more than {DEPTH} levels")
     return value
 

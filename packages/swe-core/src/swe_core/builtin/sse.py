@@ -19,7 +19,7 @@ class EventParser:
         self._left = stream
         self._data: list[bytes] = []
         self._line: list[bytes] = []  # one that has not ended
-        self._held = 0  # bytes of the lines in `_data`, and of `_line`
+        self._held = 0  # bytes of both, at least
 
     @property
     def between(self) -> bool:
@@ -35,20 +35,32 @@ class EventParser:
         self._left -= len(piece)
         if self._left < 0:
             raise OutOfBounds(f"more than {self._stream} bytes")
-        found: list[bytes] = []
-        self._line.append(piece)
-        self._held += len(piece)
-        if b"\n" in piece:
-            *lines, rest = b"".join(self._line).split(b"\n")
-            for line in lines:
-                line = line.removesuffix(b"\r")
-                if line.startswith(b"data:"):
-                    self._data.append(line[5:].removeprefix(b" "))
-                elif not line and self._data:
-                    found.append(b"\n".join(self._data))
-                    self._data = []
-            self._line = [rest] if rest else []
-            self._held = len(rest) + (self._held if self._data else 0)
+        if b"\n" not in piece:
+            self._hold(len(piece))
+            self._line.append(piece)
+            return []
+        if self._line:
+            piece = b"".join((*self._line, piece))
+            self._line = []
+        *lines, rest = piece.split(b"\n")
+        found = []
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line and self._data:
+                found.append(b"\n".join(self._data))
+                self._data = []
+        if self._data:  # less is held where an event ended
+            self._hold(len(piece), more=not found)
+        elif self._held or rest:
+            self._hold(len(rest), more=False)
+        if rest:
+            self._line.append(rest)
+        return found
+
+    def _hold(self, size: int, more: bool = True) -> None:
+        """Note that `size` bytes wait, or so many more."""
+        self._held = self._held * more + size
         if self._held > self._event:
             raise OutOfBounds(f"an event of more than {self._event} bytes")
-        return found

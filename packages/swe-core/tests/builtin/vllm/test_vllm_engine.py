@@ -21,10 +21,11 @@ from aiohttp.base_protocol import BaseProtocol
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from swe_core.api.engine import ChatRequest, EngineSession, Sampled
+from swe_core.api.engine import ChatRequest, EngineSession, Progress, Sampled
 from swe_core.api.messages import Message
 from swe_core.builtin.http_engine import ErrorTranslator
 from swe_core.builtin.vllm.client import Client
+from swe_core.builtin.vllm.generation import Generation
 from swe_core.builtin.vllm.policy import Policy
 from swe_core.builtin.vllm.replies import Asked, Chunk, Replies
 from swe_core.builtin.vllm.servers import _rank
@@ -373,8 +374,6 @@ def test_malformed_event_is_an_error() -> None:
         (Chunk(), b'{"choices":[{"token_ids":[9],"finish_reason":"\xff"}]}', "invalid JSON|Invalid UTF-8"),
         (Chunk(), b'{"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "invalid JSON"),
         (Chunk(finish="stop"), b'{"choices":[{"token_ids":[9]}]}', "more of a reply that had ended"),
-        (Chunk(ids=[1]), said("[2,3]", "[-1,-1]"), "more ids than the 2"),
-        (Chunk(), said("[2,50]", "[-1,-1]"), "the id 50, .* has 50 ids"),
         (Chunk(), said("[2]", "[0.001]"), "token_logprobs"),
         (Chunk(), said("[2]", "[-1e999]"), "out of range"),
         (Chunk(), said("[2]", "[NaN]"), "invalid JSON"),
@@ -383,8 +382,19 @@ def test_malformed_event_is_an_error() -> None:
         with pytest.raises(EngineProtocolError, match=why):
             replies.add(chunk, event, Asked(b"", 2, vocabulary=50))
     chunk = Chunk()
-    replies.add(chunk, said("[2,49,1]", "[1e-7,null,-9999.0]"), Asked(b"", 3, vocabulary=50))
-    assert [math.isnan(logprob) for logprob in chunk.logprobs] == [False, True, True]
+    replies.add(chunk, said("[2,49,1]", "[1e-7,null,-9999.0]"), Asked(b"", 3))
+    replies.check(chunk.ids, Asked(b"", 4, vocabulary=50), before=1)
+    for asked, why in (
+        (Asked(b"", 3), "more ids than the 3"),
+        (Asked(b"", 4, 49), "the id 49, .* has 49 ids"),
+    ):
+        with pytest.raises(EngineProtocolError, match=why):
+            replies.check(chunk.ids, asked, before=1)
+    prompt = SimpleNamespace(extends=None, new_ids=[], rendered="full", cause=None)
+    generation = Generation(cast(Any, prompt), 9, (), Progress(), (), str)
+    generation.add(chunk)
+    assert generation.missing() == 2
+    assert [math.isnan(logprob) for logprob in generation.sampled().logprobs] == [False, True, True]
 
 
 async def test_server_that_breaks_off_for_ever_is_left(qwen: Qwen, monkeypatch: pytest.MonkeyPatch) -> None:

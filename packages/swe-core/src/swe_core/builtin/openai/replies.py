@@ -16,6 +16,7 @@ from swe_core.builtin.bounds import OutOfBounds, check_calls, loads
 from swe_core.builtin.http_engine import ErrorTranslator, Transient, is_html
 from swe_core.builtin.openai.pieces import Pieces
 from swe_core.errors import EngineError, EngineProtocolError, EngineUnavailable
+from swe_core.system.json_size import MAX_VALUES, values
 
 _REASONS = {
     name: reason
@@ -35,6 +36,13 @@ _BROKEN = re.compile(
 )
 """In a finish reason that no model has: the provider broke the reply off, or lost a call of the model."""
 _MOST_TOKENS = 2**53
+_PLAIN = frozenset(("role", "content", "refusal", "reasoning", "reasoning_content"))
+"""Fields that are text, whose pieces become one."""
+_USUAL = 24
+"""Values of an event with one piece of a call."""
+_LONG = 4096
+"""Bytes of an event in which commas may be text."""
+_MOST_VALUES = 4 * MAX_VALUES
 _LONGEST = 1024
 """Characters of a model's name. Some dialects repeat it in each event."""
 
@@ -130,6 +138,7 @@ class StreamedReply:
         self.emitted = False
         self.told = 0
         self._most = most
+        self._values = 0
         self._url = url
         self._emit = emit
         self._refusals = refusals
@@ -155,7 +164,7 @@ class StreamedReply:
             self._done = True
             return True
         try:
-            await self._take(loads(data))
+            await self._take(loads(data), data)
         except orjson.JSONDecodeError:
             lines = data.split(b"\n")
             if len(lines) == 1:
@@ -187,7 +196,7 @@ class StreamedReply:
         except Transient as error:
             raise self._broken(error) from None
 
-    async def _take(self, body: object) -> None:
+    async def _take(self, body: object, data: bytes) -> None:
         try:
             _raise_error(body, self._refusals)
             chunk = _Chunk.model_validate(body)
@@ -200,7 +209,10 @@ class StreamedReply:
                     delta = piece.delta
                     if delta is None and not self.told:  # a whole reply, which may also repeat the pieces
                         delta = _numbered(piece.message or {})
-                    await self._read(delta or {})
+                    delta = delta or {}
+                    news = self._pieces.add(delta)
+                    self._bound(delta, data)
+                    await self._tell(news)
         except ValidationError:
             raise
         except ValueError as error:
@@ -210,12 +222,26 @@ class StreamedReply:
         self._usage = chunk.usage or self._usage
         self._model = chunk.model or self._model
 
-    async def _read(self, delta: Delta) -> None:
-        check_calls(delta.get("tool_calls"))
+    def _bound(self, delta: Delta, data: bytes) -> None:
+        """Count a delta, whose event has the text `data`.
+
+        Raises:
+            OutOfBounds: The reply has too many pieces, values or calls.
+        """
         self.told += _says_something(delta)
         if self.told > self._most:
             raise OutOfBounds(f"more than {self._most} pieces")
-        await self._tell(self._pieces.add(delta))
+        if delta.keys() <= _PLAIN:
+            return
+        if len(data) > _LONG:  # no shorter event has a long name, or very many calls
+            check_calls(delta.get("tool_calls"))
+            found = values(data)
+        else:
+            found = data.count(b"{") + data.count(b"[") + data.count(b",")
+        if found > _USUAL:
+            self._values += found - _USUAL
+            if self._values > _MOST_VALUES:
+                raise OutOfBounds(f"more than {_MOST_VALUES} values")
         if self._pieces.calls > bounds.CALLS:
             raise OutOfBounds(f"more than {bounds.CALLS} tool calls")
 

@@ -87,6 +87,7 @@ class Client:
             raw = await bounds.read(response, asked.event, self._timeout)
             if not self._replies.add(chunk, raw, asked, first=True):
                 raise EngineProtocolError(f"{self.where} answered no completion (no choices)")
+            self._replies.check(chunk.ids, asked)
             try:
                 return chunk, bounds.loads(raw)["choices"][0]
             except orjson.JSONDecodeError:  # in a part that was not read before
@@ -124,12 +125,13 @@ class Client:
             Transient | EngineError: The server gave no reply, or an incomplete one.
         """
         version = settled = announced()
-        seen, finish, first, room = 0, None, True, asked.ids
+        seen, finish, first, count = 0, None, True, 0
         async with self._asked(body) as response:
             if response.content_type != "text/event-stream":  # such as an error with the status 200
                 chunk = Chunk(version=version)
                 raw = await bounds.read(response, asked.event, self._timeout)
                 self._replies.add(chunk, raw, asked, first=True)
+                self._replies.check(chunk.ids, asked)
                 yield chunk
                 return
             parser = EventParser(asked.event, asked.stream)
@@ -141,12 +143,13 @@ class Client:
                     if done := event == _DONE:
                         break
                     try:
-                        if self._replies.add(chunk, event, asked, first=first, room=room):
+                        if self._replies.add(chunk, event, asked, first=first):
                             first = False
                     except (Transient, EngineError) as error:
                         problem = error
                         break
-                room -= len(chunk.ids)
+                self._replies.check(chunk.ids, asked, count)
+                count += len(chunk.ids)
                 if chunk.ids or chunk.finish != finish:
                     finish = chunk.finish
                     yield chunk

@@ -17,8 +17,6 @@ from swe_core.errors import EngineProtocolError
 
 _NOISE = 1e-6
 """How far above 0 rounding puts a log-probability."""
-_NEVER = -9999.0
-"""What vLLM writes for the logarithm of 0, which no sampled id has: it is unknown."""
 _EACH = 256
 """Bytes of an id with its text, its log-probability, and the same once more among the most probable."""
 _PROMPT = b'"prompt_token_ids":['
@@ -130,18 +128,14 @@ class Replies:
                 f"{self._where} lists no models at /v1/models: check that the URL is that of a vLLM server"
             ) from None
 
-    def add(
-        self, chunk: Chunk, raw: bytes, asked: Asked, *, first: bool = False, room: int | None = None
-    ) -> bool:
+    def add(self, chunk: Chunk, raw: bytes, asked: Asked, *, first: bool = False) -> bool:
         """Add one reply, or one event of a streamed one, to `chunk`; False for an event without a choice.
 
         Args:
             first: Whether the reply should repeat the prompt's ids.
-            room: How many ids the chunk may have; None: all that were asked for.
 
         Raises:
-            EngineProtocolError: It is something else, lacks the ids, has others than were asked for, or
-                answers another prompt.
+            EngineProtocolError: It is something else, lacks the ids, or answers another prompt.
             Transient | EngineError: It is an error of the server.
         """
         repeated = False
@@ -171,18 +165,28 @@ class Replies:
                 f"{self._where} returns no token ids: it must be vLLM 0.10.2 or newer, which gives them "
                 "where a request sets return_token_ids"
             )
-        if len(chunk.ids) + len(choice.token_ids) > (asked.ids if room is None else room):
-            raise EngineProtocolError(f"{self._where} sampled more ids than the {asked.ids} it was asked for")
-        if choice.token_ids and max(choice.token_ids) >= asked.vocabulary:
-            raise EngineProtocolError(
-                f"{self._where} sampled the id {max(choice.token_ids)}, and the tokenizer's model has "
-                f"{asked.vocabulary} ids: set engine.vllm.tokenizer to that of the served model"
-            )
         logprobs = self._logprobs(choice.logprobs, len(choice.token_ids))
         chunk.ids += choice.token_ids
         chunk.logprobs += logprobs
         chunk.finish = choice.finish_reason
         return True
+
+    def check(self, ids: Sequence[int], asked: Asked, before: int = 0) -> None:
+        """Check the ids of a reply.
+
+        Args:
+            before: How many came before them.
+
+        Raises:
+            EngineProtocolError: They are more than were asked for, or not the model's.
+        """
+        if before + len(ids) > asked.ids:
+            raise EngineProtocolError(f"{self._where} sampled more ids than the {asked.ids} it was asked for")
+        if ids and max(ids) >= asked.vocabulary:
+            raise EngineProtocolError(
+                f"{self._where} sampled the id {max(ids)}, and the tokenizer's model has {asked.vocabulary} "
+                "ids: set engine.vllm.tokenizer to that of the served model"
+            )
 
     def _compare(self, prompt: Sequence[int] | None, sent: bytes) -> None:
         """Check that a reply repeats the prompt that was sent, if it repeats one."""
@@ -198,7 +202,7 @@ class Replies:
             return [math.nan] * count
         if len(given) != count:
             raise self._wrong(f"{len(given)} logprobs for {count} token ids")
-        return [math.nan if value is None or value <= _NEVER else value for value in given]
+        return [math.nan if value is None else value for value in given]
 
     def _wrong(self, why: str) -> EngineProtocolError:
         return EngineProtocolError(
