@@ -75,6 +75,7 @@ class Aider(PythonAgent):
     """
 
     name = "aider"
+    calls_tools = False
     title = "aider"
     needs = "git"
     version = "0.86.2"

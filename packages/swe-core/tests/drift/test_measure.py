@@ -97,11 +97,10 @@ def test_measure_says_what_the_template_refuses() -> None:
 
 def test_measure_of_a_template_that_never_extends() -> None:
     """Our prompts are then rendered anew too, and both sides are the same."""
-    source = (files("trl") / "chat_templates" / "gptoss.jinja").read_text(encoding="utf-8")
-    special = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>")
-    tokenizer = make_tokenizer(special, chat_template=source, eos_token="<|return|>")
+    source = "{{ messages | length }}" + (files("trl") / "chat_templates" / "qwen3.jinja").read_text("utf-8")
+    tokenizer = make_tokenizer(QWEN3_TOKENS, chat_template=source, eos_token="<|im_end|>")
     renderer = TemplateRenderer(tokenizer, source)
-    assert not renderer.proven
+    assert renderer.how == "full"
     found = measure(RecordedConversation("c", session(*WORK)), renderer, ChatTemplate(tokenizer, source, {}))
     assert (found.ours.broken, found.anew.broken) == (1, 1)
     assert found.ours.causes == found.anew.causes

@@ -152,7 +152,7 @@ class Script(Plugin):
         finish = "tool_calls" if reply.get("tool_calls") else "stop"
         return Completion(reply, finish, Usage(prompt_tokens=7, completion_tokens=9))
 
-    async def count_tokens(self, request: ChatRequest) -> int | None:
+    async def count_tokens(self, request: ChatRequest, session: EngineSession) -> int | None:
         self.requests.append(request)
         return self.counts
 

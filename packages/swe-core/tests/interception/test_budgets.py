@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_core.api.engine import ChatRequest, Completion
+from swe_core.api.engine import ChatRequest, Completion, EngineSession
 from swe_core.api.limits import Budgets
 from swe_core.errors import ContextOverflow
 from swe_core.interception.budgets import RemainingBudget
@@ -224,7 +224,7 @@ class Counting(Typist):
         self.counting = self.most = 0
         self.go = anyio.Event()
 
-    async def count_tokens(self, request: ChatRequest) -> int:
+    async def count_tokens(self, request: ChatRequest, session: EngineSession) -> int:
         self.counting += 1
         self.most = max(self.most, self.counting)
         await self.go.wait()

@@ -12,6 +12,7 @@ from swe_core.errors import ContextOverflow
 from swe_core.tokens.counting import at_most
 from swe_core.tokens.encoder import Encoder
 from swe_core.tokens.family_renderer import FamilyRenderer
+from swe_core.tokens.guard import Guard
 from swe_core.tokens.probe_messages import PROBES, TOOLS, result, user
 from swe_core.tokens.renderer import Renderer
 from swe_core.tokens.template_renderer import TemplateRenderer
@@ -24,7 +25,7 @@ from .test_family_renderer import MADE, each
 @given(st.text(max_size=200), st.booleans())
 def test_encoder_gives_the_ids_of_the_tokenizer(text: str, special: bool) -> None:
     tokenizer = make_tokenizer(("<think>", "</think>"))
-    encoder = Encoder(tokenizer)
+    encoder = Encoder(tokenizer, Guard(tokenizer))
     for _ in range(2):  # the second time it may be kept
         ids = encoder.encode(text, add_special_tokens=special)
         assert ids == tokenizer.encode(text, add_special_tokens=special)
@@ -39,7 +40,7 @@ def test_encoder_gives_the_same_ids_in_every_format(family: str) -> None:
     config = config_from_name(family)
     assert config is not None
     plain = create_renderer(tokenizer, type(config)())
-    encoded = create_renderer(Encoder(tokenizer), type(config)())
+    encoded = create_renderer(Encoder(tokenizer, Guard(tokenizer)), type(config)())
     for messages in PROBES.values():
         try:
             expected = plain.render_ids(list(messages), tools=list(TOOLS), add_generation_prompt=True)
@@ -62,7 +63,8 @@ class Watched(Encoder):
     """Notes how long the texts are that are tokenised."""
 
     def __init__(self) -> None:
-        super().__init__(make_tokenizer(("<think>", "</think>")))
+        made = make_tokenizer(("<think>", "</think>"))
+        super().__init__(made, Guard(made))
         self.sizes: list[int] = []
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:

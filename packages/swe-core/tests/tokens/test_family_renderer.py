@@ -176,7 +176,11 @@ DEEP = '<tool_call>\n{"name": "bash", "arguments": ' + "[" * 2_000
             id="nested",
         ),
         pytest.param(
-            f"<think>\nWhy?\n</think>\n\n{DEEP}</tool_call><|im_end|>", DEEP, "Why?", [], id="nested too deep"
+            f"<think>\nWhy?\n</think>\n\n{DEEP}</tool_call><|im_end|>",
+            f"{DEEP}</tool_call>",
+            "Why?",
+            [],
+            id="nested too deep",
         ),
     ],
 )

@@ -72,32 +72,32 @@ def test_renderer_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cas
 def test_untrusted_bridge_gives_way_to_proven_template(tmp_path: Path, monkeypatch: Any) -> None:
     without_trl(monkeypatch)
     monkeypatch.setattr("swe_core.tokens.family_renderer.FamilyRenderer._bridge_agrees", lambda self: False)
-    for template, name in (("qwen3_training", "template (proven)"), ("qwen3", "renderers/qwen3")):
+    for template, name in (("qwen3_training", "template (proven)"), ("qwen3", "template (extended)")):
         directory = model(tmp_path / template, shipped(template))
         known_as("qwen3", directory, monkeypatch)
         assert load_renderer(directory).name == name
 
 
-def test_known_family_whose_prompt_matches_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The renderer lists the differences. Without a known name, or with another prompt, it is not chosen."""
+def test_known_family_that_prints_otherwise_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model's own template is extended as well, and prints what the model was trained on."""
     changed = shipped("qwen3").replace("<tool_response>\\n", "<tool_response>")
     assert changed != shipped("qwen3")
     directory = model(tmp_path / "results", changed)
     without_trl(monkeypatch)
-    unknown = load_renderer(directory)
-    assert (unknown.name, unknown.how) == ("template", "full")
-    known_as("qwen3", directory, monkeypatch)
-    made = load_renderer(directory)
-    assert made.name == "renderers/qwen3"
-    assert "tools" in made.differs
-    assert "chat" not in made.differs
+    for known in (False, True):
+        if known:
+            known_as("qwen3", directory, monkeypatch)
+        made = load_renderer(directory)
+        assert (made.name, made.how, made.differs) == ("template (extended)", "template", (THINKING,))
     opened = shipped("qwen3").replace(
         "'<|im_start|>assistant\\n' }}", "'<|im_start|>assistant\\n<think>\\n' }}"
     )
     assert opened != shipped("qwen3")
     directory = model(tmp_path / "prompt", opened)
     known_as("qwen3", directory, monkeypatch)
-    assert load_renderer(directory).name == "template"
+    assert load_renderer(directory).name == "template (extended)"
 
 
 def test_thinking_kept_by_the_template_is_no_difference(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_recognition_downloads_no_vocabulary(tmp_path: Path, monkeypatch: pytest
     tried = []
     made = comparison.FamilyRenderer
     monkeypatch.setattr(
-        comparison, "FamilyRenderer", lambda t, name, kwargs: tried.append(name) or made(t, name, kwargs)
+        comparison, "FamilyRenderer", lambda t, name, *more: tried.append(name) or made(t, name, *more)
     )
     load_renderer(model(tmp_path, shipped("gptoss"), "<|start|>", "<|message|>", "<|end|>", "<|return|>"))
     assert "qwen3" in tried
@@ -128,16 +128,14 @@ def calls_are_found(made: Renderer) -> bool:
 
 
 def test_trl_training_template_replaces_unproven_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without TRL calls are found by a named parser only."""
     directory = model(tmp_path, shipped("qwen3"))
     made = load_renderer(directory, renderer="template")
     assert (made.name, made.how) == ("training template (proven)", "template")
     assert calls_are_found(made)
     without_trl(monkeypatch)
     made = load_renderer(directory, renderer="template")
-    assert (made.name, made.how) == ("template", "full")
-    assert not calls_are_found(made)
-    assert calls_are_found(load_renderer(directory, renderer="template", tool_parser="qwen3"))
+    assert (made.name, made.how) == ("template (extended)", "template")
+    assert calls_are_found(made)
 
 
 def test_trl_is_not_imported_needlessly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +156,11 @@ def test_what_cannot_be_loaded_is_an_error(tmp_path: Path, monkeypatch: pytest.M
     for name, options, says in (
         *((str(name), {}, f"'{name}' cannot be loaded: pass a directory .* Hub") for name in absent),
         (str(tmp_path), {"renderer": "gptoss"}, r"'gptoss' is not known: .*gpt-oss"),
+        (
+            bare,
+            {"renderer": "qwen3", "tool_parser": "qwen3_code"},
+            r"'qwen3_code' is not known: .*qwen3_coder",
+        ),
         (bare, {}, "has no chat template: pass a file"),
         (bare, {"chat_template": tmp_path / "no.jinja"}, r"no\.jinja"),
     ):

@@ -119,6 +119,8 @@ class AgentSpec(ABC):
     version: str = ""
     dialect: DialectName | None = "chat"
     """The agent's LLM dialect; None for an agent without LLM calls."""
+    calls_tools: bool = True
+    """Whether it needs tool calls of the model; False for one that reads the text of replies."""
 
     def assets(self) -> Sequence[Asset]:
         """Return the bundles that the agent needs in the sandbox, built on the host and cached.

@@ -192,6 +192,9 @@ class Engine(ABC):
     """The model name that agents use in LLM calls."""
     unfit: str | None = None
     """Why the engine can no longer serve the run, one sentence; the run then ends with it."""
+    without_calls: str | None = None
+    """Why no tool call of the model can be read, one sentence; known after `check`. Agents that need tools
+    (`AgentSpec.calls_tools`) then cannot run."""
     limits_context: bool = False
     """Whether it counts prompt tokens before it generates and so keeps `ChatRequest.max_context`."""
     sampling: Mapping[str, float] | None = None
@@ -268,8 +271,8 @@ class Engine(ABC):
             EngineError: The session cannot be ended properly. The rollout fails with this error.
         """
 
-    async def count_tokens(self, request: ChatRequest) -> int | None:
-        """Return the tokens of the request's prompt; None if the engine cannot count them.
+    async def count_tokens(self, request: ChatRequest, session: EngineSession) -> int | None:
+        """Return the tokens of the prompt that `complete` would send; None if the engine cannot count them.
 
         Raises:
             RequestRefused: The chat template refuses the conversation.

@@ -193,7 +193,7 @@ class Gate:
         request = ChatRequest(asked.body, asked.messages, asked.tools)
         async with self._counting:  # counts cost no budget, but threads that all rollouts share
             self._check()
-            work = partial(self.engine.count_tokens, request)
+            work = partial(self.engine.count_tokens, request, self.session)
             counted = await apart(work, "a count of the engine's tokens")
         return counted if counted is not None else _estimate(asked)
 

@@ -127,6 +127,10 @@ class RecordingEngine(Engine):
     def unfit(self) -> str | None:  # type: ignore[override]  # read only
         return self._inner.unfit
 
+    @property
+    def without_calls(self) -> str | None:  # type: ignore[override]  # read only
+        return self._inner.without_calls
+
     async def check(self) -> None:
         await self._inner.check()
 
@@ -145,8 +149,8 @@ class RecordingEngine(Engine):
     def put_in(self, url: str) -> None:
         self._inner.put_in(url)
 
-    async def count_tokens(self, request: ChatRequest) -> int | None:
-        return await self._inner.count_tokens(request)
+    async def count_tokens(self, request: ChatRequest, session: EngineSession) -> int | None:
+        return await self._inner.count_tokens(request, session)
 
     async def complete(
         self, request: ChatRequest, session: EngineSession, emit: Emit | None = None

@@ -26,7 +26,7 @@ from swe_core.api.executor import Executor, ExecutorRun, MetricsAddress
 from swe_core.api.records import Outcome
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.worker import RolloutWorker
-from swe_core.errors import PluginError, RunStopped, SweError
+from swe_core.errors import ConfigError, PluginError, RunStopped, SweError
 from swe_core.plugins.manager import PluginSet
 from swe_core.plugins.plugin_observer import FinishedHook
 from swe_core.plugins.reward_shaper import RewardShaper
@@ -158,6 +158,8 @@ async def open_run(
         engine = await stack.enter_async_context(open_engine(plan, redactor))
         if engine is not None:
             await contracts.check(engine)
+            if engine.without_calls is not None and plan.agent.calls_tools:
+                raise ConfigError(engine.without_calls)
         run = ExecutorRun(
             settings=plan.settings.model_dump(mode="json"),
             versions=_versions(plugins),

@@ -13,6 +13,7 @@ import orjson
 from swe_core.api.messages import Message
 from swe_core.errors import ConfigError, RequestRefused
 from swe_core.tokens.family_renderer import FAMILIES, FamilyRenderer
+from swe_core.tokens.guard import Guard
 from swe_core.tokens.probe_messages import (
     CHAT,
     INLINE_THINKING,
@@ -49,7 +50,14 @@ class Comparison:
         kwargs: Its options, such as `enable_thinking`.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str, kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        source: str,
+        kwargs: Mapping[str, Any],
+        guard: Guard | None = None,
+    ) -> None:
+        self._guard = guard or Guard(tokenizer)
         self._tokenizer = tokenizer
         self._source = source
         self._kwargs = dict(kwargs)
@@ -124,7 +132,7 @@ class Comparison:
 
     def _family(self, family: str, kwargs: Mapping[str, Any]) -> FamilyRenderer | None:
         try:
-            return FamilyRenderer(self._tokenizer, family, kwargs)
+            return FamilyRenderer(self._tokenizer, family, kwargs, self._guard)
         except ConfigError:
             return None
 

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from swe_core.tokens.counting import counted
+from swe_core.tokens.guard import Guard
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -24,9 +25,10 @@ class Encoder:
     ids.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, guard: Guard) -> None:
         self._tokenizer = tokenizer
-        self._backend: Tokenizer = tokenizer.backend_tokenizer
+        self._guard = guard
+        self._backend: Tokenizer | None = tokenizer.backend_tokenizer if tokenizer.is_fast else None
         self._kept = lru_cache(maxsize=256)(self._encode)
 
     def __getattr__(self, name: str) -> Any:
@@ -41,6 +43,10 @@ class Encoder:
         return counted(text, lambda piece: self._encode(piece, add_special_tokens), len)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        if (guarded := self._guard.ids(text)) is not None:
+            return guarded
+        if self._backend is None:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
@@ -49,15 +55,15 @@ class Encoder:
 class _Placing(Encoder):
     """An encoder with offsets."""
 
-    def __call__(self, text: str, **options: Any) -> BatchEncoding:
+    def __call__(self, text: str, **options: Any) -> BatchEncoding | dict[str, Any]:
+        if (guarded := self._guard.ids(text)) is not None:  # offsets tell only which message an id is of
+            return {"input_ids": guarded, "offset_mapping": [(0, 0)] * len(guarded)}
         return counted(text, lambda piece: self._tokenizer(piece, **options), lambda of: len(of["input_ids"]))
 
 
-def encoder_for(tokenizer: PreTrainedTokenizerBase, family: str) -> Encoder | PreTrainedTokenizerBase:
-    """Return what the format `family` encodes with: an `Encoder`, or a tokenizer of another kind itself."""
-    if not tokenizer.is_fast:
-        return tokenizer
-    return _Placing(tokenizer) if family in _PLACED else Encoder(tokenizer)
+def encoder_for(tokenizer: PreTrainedTokenizerBase, family: str, guard: Guard) -> Encoder:
+    """Return what the format `family` encodes with."""
+    return (_Placing if family in _PLACED and tokenizer.is_fast else Encoder)(tokenizer, guard)
 
 
 def decodes_in_parts(tokenizer: PreTrainedTokenizerBase) -> bool:

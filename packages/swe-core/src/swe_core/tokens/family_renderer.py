@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -14,21 +14,20 @@ from renderers.configs import config_from_name
 from swe_core.api.engine import Rendered
 from swe_core.api.messages import Message
 from swe_core.errors import ConfigError, ContextOverflow, RequestRefused
-from swe_core.tokens.encoder import decodes_in_parts, encoder_for, takes_characters_back
+from swe_core.tokens.call_formats import CallFormat
+from swe_core.tokens.encoder import decodes_in_parts, encoder_for
+from swe_core.tokens.guard import Guard
 from swe_core.tokens.probe_messages import MALFORMED, PROBES, reply, result, user
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
+from swe_core.tokens.reply_parser import ReplyParser, recognise, until
 from swe_core.tokens.wire_messages import (
     asking,
-    is_name,
     listed,
-    named_calls,
-    settled,
     with_arguments,
     with_tool_names,
 )
 
 if TYPE_CHECKING:
-    from renderers.base import ParsedResponse
     from renderers.base import Renderer as Format
     from transformers import PreTrainedTokenizerBase
 
@@ -36,9 +35,6 @@ FAMILIES = frozenset(
     config.model_fields["name"].default for config in get_args(get_args(RendererConfig)[0])
 ) - {"auto", "custom", "default"}
 """Names of the formats."""
-_MAY_TURN_OUT = frozenset({"deepseek-v4", "gemma4", "gpt-oss", "inkling", "llama-3"})
-"""Families in which text may turn out to be a call or a channel's name. In others special tokens open
-reasoning and calls, so that text stays text."""
 _NAMED = frozenset({"gemma4", "gpt-oss", "inkling"})
 """Families that print a tool's name beside its result."""
 
@@ -52,9 +48,11 @@ class FamilyRenderer(Renderer):
 
     Attributes:
         family: The format's name in `renderers`, such as "qwen3".
+        calls: The notation of its calls, where it is not that in which past calls are printed.
 
     Args:
         template_kwargs: Options of the model's chat template.
+        guard: What keeps typed special tokens apart.
 
     Raises:
         ConfigError: There is no such format, it has no such option, or the tokenizer lacks its tokens.
@@ -65,10 +63,13 @@ class FamilyRenderer(Renderer):
         tokenizer: PreTrainedTokenizerBase,
         family: str,
         template_kwargs: Mapping[str, Any] | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.family = family
-        self._format = _format(tokenizer, family, dict(template_kwargs or {}))
+        self.calls: CallFormat | None = None
+        self._guard = guard or Guard(tokenizer)
+        self._format = _format(tokenizer, family, dict(template_kwargs or {}), self._guard)
         added = frozenset(tokenizer.get_added_vocab().values())
         self.name = f"renderers/{family}"
         self._takes_text = True
@@ -78,19 +79,32 @@ class FamilyRenderer(Renderer):
         self.how: Rendered = "bridge"
         if not self._bridge_agrees():
             self.how = "full"
-        may_turn_out = family in _MAY_TURN_OUT or takes_characters_back(tokenizer)
-        self.streams = not may_turn_out and _marks_thinking(tokenizer, family)
         self.splits = decodes_in_parts(tokenizer)
-        self.finds_calls = True
+
+    @cached_property
+    def _parser(self) -> ReplyParser:
+        def show(messages: Sequence[Message], tools: Tools) -> str:
+            return self.text(self.render(messages, tools, cue=False))
+
+        return ReplyParser(self.tokenizer, self.calls or recognise(show))
+
+    @property
+    def streams(self) -> bool:  # type: ignore[override]  # read only
+        return self._parser.streams
+
+    @property
+    def finds_calls(self) -> bool:  # type: ignore[override]  # read only
+        return self._parser.finds_calls
 
     def render(self, messages: Sequence[Message], tools: Tools, *, cue: bool = True) -> list[int]:
         if self.family in _NAMED:
             messages = with_tool_names(messages)
+        told = [with_arguments(message, True, self._takes_text) for message in messages]
         try:
             return list(
                 self._format.render_ids(
-                    [with_arguments(message, True, self._takes_text) for message in messages],
-                    tools=listed(tools),
+                    self._guard.messages(told),
+                    tools=listed(self._guard.tools(tools)),
                     add_generation_prompt=cue,
                 )
             )
@@ -112,7 +126,10 @@ class FamilyRenderer(Renderer):
                 return None
             messages = with_tool_names([asked, *messages])[1:]
         bridged = self._format.bridge_to_next_turn(
-            list(tail), list(completion), list(messages), tools=listed(tools)
+            list(tail),
+            list(completion),
+            list(self._guard.messages(messages)),
+            tools=listed(self._guard.tools(tools)),
         )
         if bridged is None or bridged.token_ids[: len(before)] != before:
             return None
@@ -121,24 +138,7 @@ class FamilyRenderer(Renderer):
     def parse(
         self, completion: Sequence[int], tail: Sequence[int], tools: Tools, *, ended: bool = True
     ) -> Parsed:
-        if not completion:
-            return Parsed("")
-        found = self._find(completion, tail, tools)
-        if found is None:  # such as a call nested too deep for a JSON parser: the text before it counts
-            ends = range(1, len(completion) + 1)
-            readable = bisect_left(ends, True, key=lambda n: self._find(completion[:n], tail, tools) is None)
-            return self.parse(completion[:readable], tail, tools, ended=ended)
-        content, reasoning = found.content, found.reasoning_content or ""
-        if ended:
-            content = "\n".join(filter(None, [content, *self._nameless(found, completion)]))
-        elif completion and completion[0] in self.marks:
-            header = self.text(completion[:1])  # of the reply, perhaps; known once it is complete
-            content, reasoning = ("" if text.startswith(header) else text for text in (content, reasoning))
-        return Parsed(
-            content=settled(content, ended),
-            reasoning=settled(reasoning, ended) or None,
-            calls=named_calls(found.tool_calls),
-        )
+        return self._parser.parse(until(completion, self.stop_ids), tail, tools, ended)
 
     def text(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
@@ -166,22 +166,8 @@ class FamilyRenderer(Renderer):
             return False
         return True
 
-    def _find(self, completion: Sequence[int], tail: Sequence[int], tools: Tools) -> ParsedResponse | None:
-        try:
-            return self._format.parse_response(list(completion), tools=listed(tools), prompt_ids=list(tail))
-        except Exception:  # the model may sample anything
-            return None
 
-    def _nameless(self, found: ParsedResponse, completion: Sequence[int]) -> list[str]:
-        """Return the tool calls without a name, as sampled."""
-        return [
-            call.raw if call.token_span is None else self.text(completion[slice(*call.token_span)])
-            for call in found.tool_calls
-            if not is_name(call.name)
-        ]
-
-
-def _format(tokenizer: PreTrainedTokenizerBase, family: str, kwargs: dict[str, Any]) -> Format:
+def _format(tokenizer: PreTrainedTokenizerBase, family: str, kwargs: dict[str, Any], guard: Guard) -> Format:
     try:
         config = config_from_name(family)
         if config is None:
@@ -190,16 +176,9 @@ def _format(tokenizer: PreTrainedTokenizerBase, family: str, kwargs: dict[str, A
             config = merge_chat_template_kwargs(type(config)(thinking_retention="all"), kwargs)
         except ValueError:  # an option of the template decides about the thinking
             config = merge_chat_template_kwargs(config, kwargs)
-        return create_renderer(encoder_for(tokenizer, family), config)
+        return create_renderer(encoder_for(tokenizer, family, guard), config)
     except Exception as error:  # an assertion or an error of its own: the two do not fit
         raise ConfigError(
             f"the chat format {family!r} of the package renderers does not fit the tokenizer "
             f"{tokenizer.name_or_path!r} with the template options {kwargs}: {' '.join(str(error).split())}"
         ) from error
-
-
-def _marks_thinking(tokenizer: PreTrainedTokenizerBase, family: str) -> bool:
-    """Return whether special tokens mark thinking, not text markers, which begin like text."""
-    suffix = ":opensource" if family == "hy3" else ""
-    vocabulary = tokenizer.get_added_vocab()
-    return f"<think{suffix}>" in vocabulary and f"</think{suffix}>" in vocabulary

@@ -11,16 +11,30 @@ from typing import TYPE_CHECKING, Any
 from renderers.base import MODEL_RENDERER_MAP
 
 from swe_core.errors import ConfigError
+from swe_core.tokens.call_formats import CALL_FORMATS, CallFormat
 from swe_core.tokens.comparison import Comparison
 from swe_core.tokens.family_renderer import FAMILIES, FamilyRenderer
+from swe_core.tokens.guard import Guard
 from swe_core.tokens.probe_messages import TOOLS
 from swe_core.tokens.renderer import Renderer
-from swe_core.tokens.reply_parsers import Parser, named_parser, response_parser
 from swe_core.tokens.template_renderer import TemplateRenderer
 from swe_core.tokens.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+_ALIASES = {
+    "deepseek-v3": "deepseek_v3",
+    "glm": "glm45",
+    "glm47": "glm45",
+    "llama4_json": "llama3_json",
+    "qwen3": "hermes",
+    "qwen3.5": "qwen3_coder",
+    "qwen3_xml": "qwen3_coder",
+    "step3p5": "qwen3_coder",
+}
+"""Other names of notations, in vLLM and in the package `renderers`."""
 
 
 def load_renderer(
@@ -30,7 +44,7 @@ def load_renderer(
     chat_template: Path | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
     tool_parser: str | None = None,
-    reasoning_parser: str | None = None,
+    special_tokens: bool = False,
 ) -> Renderer:
     """Return the Renderer of a model's chat format.
 
@@ -41,8 +55,9 @@ def load_renderer(
             template; "auto" for the family that the model's name or equal ids show, else the template.
         chat_template: A file with a template that replaces the tokenizer's own.
         template_kwargs: Options of the template, such as `enable_thinking`.
-        tool_parser: Parser of `renderers` for tool calls in replies, with a template.
-        reasoning_parser: The same for reasoning.
+        tool_parser: The notation of tool calls, by vLLM's name of its parser; None takes that in which the
+            format prints past calls.
+        special_tokens: Whether special tokens that are typed in messages become tokens, as with vLLM.
 
     Raises:
         ConfigError: An option is unknown or does not fit the others; the sentence says what to pass.
@@ -50,12 +65,14 @@ def load_renderer(
     if renderer not in FAMILIES | {"auto", "template"}:
         near = difflib.get_close_matches(renderer, FAMILIES, n=3, cutoff=0.3) or sorted(FAMILIES)
         raise ConfigError(f"renderer {renderer!r} is not known: choose auto, template or {', '.join(near)}")
+    calls = _notation(tool_parser)
     loaded = load_tokenizer(tokenizer)
     kwargs = dict(template_kwargs or {})
     source = template_of(loaded, chat_template)
     known = MODEL_RENDERER_MAP.get(tokenizer) if renderer == "auto" and chat_template is None else None
     name = renderer if renderer in FAMILIES else known
-    named = FamilyRenderer(loaded, name, kwargs) if name is not None else None
+    guard = Guard(loaded, not special_tokens)
+    named = FamilyRenderer(loaded, name, kwargs, guard) if name is not None else None
     if source is None:
         if named is None:
             raise ConfigError(
@@ -63,44 +80,44 @@ def load_renderer(
                 "of a renderer"
             )
         return named
-    comparison = Comparison(loaded, source, kwargs)
-    family = named if renderer in FAMILIES else None
+    comparison = Comparison(loaded, source, kwargs, guard)
+    made: Renderer | None = named if renderer in FAMILIES else None
     if renderer == "auto":
         family = comparison.recognise(known)
-        if family is None and named is not None and comparison.starts(named):
-            family = named
-    made: Renderer
-    if family is not None and (renderer in FAMILIES or family.how == "bridge"):
-        made = family
-    else:
-        parser = (
-            named_parser(loaded, tool_parser, reasoning_parser) if tool_parser or reasoning_parser else None
-        )
-        own = template_renderer(loaded, source, kwargs, parser)
-        made = own if own.proven or family is None else family
+        made = family if family is not None and family.how == "bridge" else None
+    if made is None:
+        own = template_renderer(loaded, source, kwargs, calls, guard)
+        made = own
+        if renderer == "auto" and not own.extends:
+            fits = family is None and named is not None and comparison.starts(named)
+            made = family or (named if fits else None) or own
+    if isinstance(made, FamilyRenderer):
+        made.calls = calls
     made.differs = comparison.differences(made)
     return made
 
 
 def template_renderer(
-    tokenizer: PreTrainedTokenizerBase, source: str, kwargs: Mapping[str, Any], parser: Parser | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    source: str,
+    kwargs: Mapping[str, Any],
+    calls: CallFormat | None = None,
+    guard: Guard | None = None,
 ) -> TemplateRenderer:
     """Return the Renderer of a chat template: the template if it is proven to preserve prefixes, else TRL's
-    training variant if that one is proven, else the template.
+    training variant if that one is proven, else the template, which may extend prompts all the same.
 
     Args:
-        parser: Finds reasoning and calls in replies; None takes the parser of the tokenizer or TRL.
+        calls, guard: See `TemplateRenderer`.
     """
-    if parser is None and _knows_replies(tokenizer, source):
-        parser = response_parser(tokenizer)
-    own = TemplateRenderer(tokenizer, source, template_kwargs=kwargs, parser=parser)
+    own = TemplateRenderer(tokenizer, source, template_kwargs=kwargs, calls=calls, guard=guard)
     if own.proven:
         return own
     variant = _training_template(tokenizer, source)
     if variant is None:
         return own
     trained = TemplateRenderer(
-        tokenizer, variant, kind="training template", template_kwargs=kwargs, parser=parser
+        tokenizer, variant, kind="training template", template_kwargs=kwargs, calls=calls, guard=guard
     )
     return trained if trained.proven else own
 
@@ -118,20 +135,14 @@ def template_of(tokenizer: PreTrainedTokenizerBase, chat_template: Path | None) 
         return None
 
 
-def _knows_replies(tokenizer: PreTrainedTokenizerBase, source: str) -> bool:
-    """Return whether the tokenizer says how replies are parsed; otherwise TRL adds its parser."""
-    if getattr(tokenizer, "response_template", None) is not None:
-        return True
-    if find_spec("trl") is None:
-        return False
-    from trl.chat_template_utils import add_response_schema
-
-    tokenizer.chat_template = source
-    try:
-        add_response_schema(tokenizer)
-    except ValueError:  # TRL does not know the template
-        return False
-    return getattr(tokenizer, "response_template", None) is not None
+def _notation(name: str | None) -> CallFormat | None:
+    if name is None:
+        return None
+    calls = CALL_FORMATS.get(_ALIASES.get(name, name))
+    if calls is None:
+        near = difflib.get_close_matches(name, CALL_FORMATS, n=3, cutoff=0.3) or sorted(CALL_FORMATS)
+        raise ConfigError(f"the tool parser {name!r} is not known: choose {', '.join(near)}")
+    return calls
 
 
 def _training_template(tokenizer: PreTrainedTokenizerBase, source: str) -> str | None:

@@ -12,19 +12,29 @@ from typing import TYPE_CHECKING, Any
 from swe_core.api.engine import Rendered
 from swe_core.api.messages import Message
 from swe_core.errors import RequestRefused
+from swe_core.tokens.call_formats import CallFormat
 from swe_core.tokens.counting import counted
-from swe_core.tokens.encoder import decodes_in_parts, takes_characters_back
+from swe_core.tokens.encoder import decodes_in_parts
+from swe_core.tokens.guard import Guard
 from swe_core.tokens.probe_messages import CHAT, INLINE_THINKING, PROBES, TOOLS, reply, result, user
 from swe_core.tokens.renderer import Parsed, Renderer, Tools
-from swe_core.tokens.reply_parsers import Parser, plain_parser
-from swe_core.tokens.wire_messages import asking, listed, settled, with_arguments
+from swe_core.tokens.reply_parser import THINKING, ReplyParser, recognise, until
+from swe_core.tokens.wire_messages import asking, listed, with_arguments
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 _WORD = "Kaleidoscope"
+_THOUGHTS = re.compile(
+    "|".join(f"{re.escape(opened)}.*?{re.escape(closed)}" for opened, closed in THINKING)
+    + "|"
+    + "|".join(re.escape(mark.strip()) for pair in THINKING for mark in pair)
+    + r"|<\|channel\|>analysis<\|message\|>.*?<\|end\|><\|start\|>assistant",
+    re.DOTALL,
+)
+"""Thinking, and marks without any."""
 _HELLO = user("Hello.")
-_GOOD_DAY = reply("Good day.")
+_GOOD_DAY = reply(f"Good day, {_WORD}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +53,18 @@ class ChatTemplate:
 
     Args:
         kwargs: Its options, such as `enable_thinking`.
+        guard: What keeps typed special tokens apart.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str, kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        source: str,
+        kwargs: Mapping[str, Any],
+        guard: Guard | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
+        self._guard = guard or Guard(tokenizer)
         self._source = source
         self._kwargs = dict(kwargs)
         special = sorted(map(str, tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
@@ -68,14 +86,15 @@ class ChatTemplate:
         Raises:
             RequestRefused: The template refuses the conversation; the sentence quotes it.
         """
-        conversation = [with_arguments(message, self._objects, self._texts) for message in messages]
+        told = [with_arguments(message, self._objects, self._texts) for message in messages]
+        conversation = self._guard.messages(told)
         if self._parts:
             conversation = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in conversation]
         try:
             return str(
                 self.tokenizer.apply_chat_template(
                     conversation,
-                    tools=listed(tools),
+                    tools=listed(self._guard.tools(tools)),
                     chat_template=self._source,
                     add_generation_prompt=prompt,
                     tokenize=False,
@@ -87,7 +106,14 @@ class ChatTemplate:
 
     def ids(self, text: str) -> list[int]:
         """Return text of the template as ids."""
-        return list(self._encoded(text)["input_ids"])
+
+        def encode(piece: str) -> list[int]:
+            guarded = self._guard.ids(piece)
+            if guarded is not None:
+                return guarded
+            return list(self.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])
+
+        return counted(text, encode, len)
 
     def without_cue(self, messages: Sequence[Message], tools: Tools) -> str | None:
         """Return the conversation's text up to its generation prompt; None without a known one.
@@ -104,39 +130,61 @@ class ChatTemplate:
         return self.text([_HELLO], None)
 
     @cached_property
+    def _is_open(self) -> bool:
+        """Return whether the next message's first token ends a reply, as with GLM."""
+        said = _GOOD_DAY["content"]
+        closed = self.text([_HELLO, _GOOD_DAY], None, prompt=False).rpartition(said)[2]
+        then = self.text([_HELLO, _GOOD_DAY, _HELLO], None).rpartition(said)[2]
+        return not self._special.search(closed) and self._special.match(then) is not None
+
+    @cached_property
     def _cue(self) -> str:
         return self._hello[len(_shared(self._hello, self.text([_HELLO], None, prompt=False))) :]
 
     def following(self, asked: Message, messages: Sequence[Message]) -> Following | None:
         """Return what follows the reply `asked` when `messages` come next, in a conversation of these alone.
 
-        None where no special token ends the reply, or the tokenizer gives no offsets.
+        None where no special token ends the reply.
 
         Raises:
             RequestRefused: The template refuses that conversation.
         """
-        if not self.tokenizer.is_fast:
-            return None
         closed = self.text([_HELLO, asked], None, prompt=False)
         whole = self.text([_HELLO, asked, *messages], None)
         shared = _shared(closed, whole)
         start = max(len(_shared(self._hello, closed)), shared.rfind(asked["content"] or "\0"))
-        ends = list(self._special.finditer(shared, start))
-        if not ends:
+        ends = [] if self._is_open else list(self._special.finditer(shared, start))
+        own = last = ends[-1] if ends else None
+        if own is None:  # the past is printed otherwise, such as without thinking: find the end behind a word
+            marks = [at.end() for at in re.finditer(_WORD, closed)]
+            word = list(re.finditer(_WORD, whole))[len(marks) - 1 : len(marks)]
+            ends = list(self._special.finditer(closed, marks[-1])) if marks else []
+            theirs = list(self._special.finditer(whole, word[0].end())) if word else []
+            number = len(ends) + self._is_open
+            if not 0 < number <= len(theirs):
+                return None
+            last = theirs[number - 1]
+            own = last if self._is_open else ends[-1]
+        if last is None:
             return None
-        last = ends[-1]
-        found = self._encoded(whole, return_offsets_mapping=True)
-        ids, offsets = found["input_ids"], found["offset_mapping"]
-        cut = next((n for n, (begin, _) in enumerate(offsets) if begin >= last.end()), len(ids))
+        ids, cut = self.ids(whole), len(self.ids(whole[: last.end()]))
         if ids[cut - 1] != self.tokenizer.convert_tokens_to_ids(last[0]):
             return None
-        return Following(ids[cut - 1], list(ids[cut:]))
+        return Following(self.tokenizer.convert_tokens_to_ids(own[0]), ids[cut:])
 
     @cached_property
     def ending(self) -> int | None:
         """Return the token that ends a reply; None where no one token does."""
+        return self._ends_with(_GOOD_DAY, user("Go on."))
+
+    @cached_property
+    def call_ending(self) -> int | None:
+        """Return the token that ends a reply with a call; None where no one token does."""
+        return self._ends_with(_calling("bash", f'{{"command": "{_WORD}"}}'), result("call00001", "Done."))
+
+    def _ends_with(self, asked: Message, then: Message) -> int | None:
         try:
-            follows = self.following(_GOOD_DAY, [user("Go on.")])
+            follows = self.following(asked, [then])
         except RequestRefused:
             return None
         return follows.end if follows else None
@@ -149,10 +197,6 @@ class ChatTemplate:
         except RequestRefused:
             return False
         return one != two
-
-    def _encoded(self, text: str, **options: bool) -> BatchEncoding:
-        encode = partial(self.tokenizer, add_special_tokens=False, verbose=False, **options)
-        return counted(text, encode, lambda encoded: len(encoded["input_ids"]))
 
     def _shows(self, *messages: Message) -> bool:
         try:
@@ -172,7 +216,7 @@ def _calling(name: str, arguments: str) -> Message:
     return reply("", None, ("call00001", name, arguments))
 
 
-def prove_prefix_preserving(template: ChatTemplate) -> bool:
+def prove(template: ChatTemplate, *, thinking: bool = False) -> bool:
     """Return whether the template provably preserves prefixes.
 
     What is appended to a conversation must never change the text before it, and must follow a reply with the
@@ -182,15 +226,21 @@ def prove_prefix_preserving(template: ChatTemplate) -> bool:
     The prompt of each turn must begin with that of the turn before, without its generation prompt, and end
     with a reply's end and `ChatTemplate.following` of the messages after it. Generation prompts and replies
     stay as they were sampled, however they are printed later.
+
+    Args:
+        thinking: Whether the template may drop or move the thinking of earlier replies.
     """
-    if (end := template.ending) is None:
+    if template.ending is None:
         return False
     for tools in (None, TOOLS):
-        for name, conversation in PROBES.items():
+        for name, probe in PROBES.items():
+            conversation: Sequence[Message] = probe
             if name == INLINE_THINKING:
                 continue
+            if thinking:  # a reply stays as sampled, wherever the template prints its text beside calls
+                conversation = [{**m, "content": ""} if m.get("tool_calls") else m for m in conversation]
             try:
-                if not _preserves(template, conversation, tools, end):
+                if not _preserves(template, conversation, tools, thinking):
                     return False
             except RequestRefused:
                 if name == CHAT:
@@ -198,27 +248,39 @@ def prove_prefix_preserving(template: ChatTemplate) -> bool:
     return True
 
 
-def _preserves(template: ChatTemplate, conversation: Sequence[Message], tools: Tools, end: int) -> bool:
+def _preserves(template: ChatTemplate, conversation: Sequence[Message], tools: Tools, thinking: bool) -> bool:
     turns = [n for n, message in enumerate(conversation) if message["role"] == "assistant"]
     turns.append(len(conversation))
     for turn, next_turn in pairwise(turns):
         before = template.without_cue(conversation[:turn], tools)
         after = template.text(conversation[:next_turn], tools)
+        if thinking:
+            before = before or template.text(conversation[:turn], tools, prompt=False)
+            before, past = _thoughtless(before), _thoughtless(after)
+        else:
+            past = after
         names = [call["function"]["name"] for call in conversation[turn].get("tool_calls", ())]
         messages = conversation[turn + 1 : next_turn]
         asked = _asked(names, messages)
         follows = asked and template.following(asked, messages)
-        if before is None or not after.startswith(before) or not follows or follows.end != end:
+        if before is None or not past.startswith(before) or not follows:
             return False
-        if template.ids(after)[-1 - len(follows.ids) :] != [end, *follows.ids]:
+        if follows.end not in (template.ending, template.call_ending):
+            return False
+        if template.ids(after)[-len(follows.ids) :] != follows.ids:
             return False
     return True
+
+
+def _thoughtless(text: str) -> str:
+    """Return a conversation without thinking and white space."""
+    return re.sub(r"\s+", "", _THOUGHTS.sub("", text))
 
 
 def _asked(names: Sequence[str], messages: Sequence[Message]) -> Message | None:
     """Return a reply that `messages` may come after."""
     if any(message["role"] == "tool" for message in messages):
-        return asking(names, messages)
+        return asking(names, messages, f'{{"command": "{_WORD}"}}')
     return _GOOD_DAY
 
 
@@ -228,7 +290,8 @@ class TemplateRenderer(Renderer):
     Args:
         kind: Its kind, for reports.
         template_kwargs: Its options, such as `enable_thinking`.
-        parser: Finds reasoning and calls in replies; with None a reply is text.
+        calls: The notation of its calls; None takes that in which it prints past calls.
+        guard: See `ChatTemplate`.
     """
 
     def __init__(
@@ -238,22 +301,26 @@ class TemplateRenderer(Renderer):
         *,
         kind: str = "template",
         template_kwargs: Mapping[str, Any] | None = None,
-        parser: Parser | None = None,
+        calls: CallFormat | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.source = source
         self.tokenizer = tokenizer
-        self._template = ChatTemplate(tokenizer, source, template_kwargs or {})
-        self._parser = parser or plain_parser(tokenizer)
-        self.proven = prove_prefix_preserving(self._template)
-        self._end = self._template.ending
-        self._prints_names = self.proven and self._template.prints_tool_names()
-        self.name = f"{kind} (proven)" if self.proven else kind
-        self.how: Rendered = "template" if self.proven else "full"
-        self.stop_ids = frozenset(id_ for id_ in (self._end, tokenizer.eos_token_id) if isinstance(id_, int))
-        self.streams = parser is None and not takes_characters_back(tokenizer)
-        self.marks = self.stop_ids  # only text is streamed, up to its end
+        self._template = ChatTemplate(tokenizer, source, template_kwargs or {}, guard)
+        calls = calls or recognise(partial(self._template.text, prompt=False))
+        self._parser = ReplyParser(tokenizer, calls, source)
+        self.proven = prove(self._template)
+        self.extends = self.proven or prove(self._template, thinking=True)
+        self._ends = (self._template.ending, self._template.call_ending)
+        self._prints_names = self.extends and self._template.prints_tool_names()
+        self.name = f"{kind} (proven)" if self.proven else f"{kind} (extended)" if self.extends else kind
+        self.how: Rendered = "template" if self.extends else "full"
+        ends = (self._ends[0], self._ends[1] if self.extends else None, tokenizer.eos_token_id)
+        self.stop_ids = frozenset(id_ for id_ in ends if isinstance(id_, int))
+        self.streams = self._parser.streams
+        self.marks = self._parser.marks | self.stop_ids
         self.splits = decodes_in_parts(tokenizer)
-        self.finds_calls = parser is not None
+        self.finds_calls = self._parser.finds_calls
 
     def render(self, messages: Sequence[Message], tools: Tools, *, cue: bool = True) -> list[int]:
         return self._template.ids(self._template.text(messages, tools, prompt=cue))
@@ -261,7 +328,7 @@ class TemplateRenderer(Renderer):
     def extend(
         self, tail: Sequence[int], completion: Sequence[int], messages: Sequence[Message], tools: Tools
     ) -> list[int] | None:
-        if not self.proven:
+        if not self.extends:
             return None
         names = (
             [name for name, _, _ in self.parse(completion, tail, tools).calls]
@@ -273,7 +340,7 @@ class TemplateRenderer(Renderer):
             follows = asked and self._template.following(asked, messages)
         except RequestRefused:
             return None
-        if not follows or follows.end != self._end:
+        if not follows or follows.end not in self._ends:
             return None
         if completion and completion[-1] == follows.end:
             return follows.ids
@@ -284,11 +351,7 @@ class TemplateRenderer(Renderer):
     def parse(
         self, completion: Sequence[int], tail: Sequence[int], tools: Tools, *, ended: bool = True
     ) -> Parsed:
-        stop = next((n for n, id_ in enumerate(completion) if id_ in self.stop_ids), len(completion))
-        found = self._parser(completion[:stop], tail, tools)
-        return Parsed(
-            settled(found.content, ended), settled(found.reasoning or "", ended) or None, found.calls
-        )
+        return self._parser.parse(until(completion, self.stop_ids), tail, tools, ended)
 
     def text(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))

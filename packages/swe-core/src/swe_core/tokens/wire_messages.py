@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 from swe_core.api.messages import Message
 from swe_core.tokens.renderer import Tools
-
-if TYPE_CHECKING:
-    from renderers.base import ParsedToolCall
 
 _UNSETTLED = re.compile(r"[\s\ufffd]+\Z")
 
@@ -71,7 +68,7 @@ def with_tool_names(messages: Sequence[Message]) -> list[Message]:
     return named
 
 
-def asking(names: Sequence[str], messages: Sequence[Message]) -> Message | None:
+def asking(names: Sequence[str], messages: Sequence[Message], arguments: str = "{}") -> Message | None:
     """Return an assistant message with the calls that results in `messages` answer; None if uncertain.
 
     Args:
@@ -84,7 +81,7 @@ def asking(names: Sequence[str], messages: Sequence[Message]) -> Message | None:
     if len(names) != len(ids):
         return None
     calls = [
-        {"id": id_, "type": "function", "function": {"name": name, "arguments": "{}"}}
+        {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
         for id_, name in zip(ids, names, strict=True)
     ]
     return {"role": "assistant", "content": "", "tool_calls": calls}
@@ -92,36 +89,11 @@ def asking(names: Sequence[str], messages: Sequence[Message]) -> Message | None:
 
 def is_name(name: object) -> TypeGuard[str]:
     """Return whether `name` can be a tool's name: text that is not empty and valid in UTF-8."""
-    return isinstance(name, str) and bool(name) and _is_utf8(name)
+    return isinstance(name, str) and bool(name) and is_utf8(name)
 
 
-def named_calls(calls: Iterable[ParsedToolCall]) -> tuple[tuple[str, str, str | None], ...]:
-    """Return name, arguments as text, and id of each call that has a name."""
-    return tuple(
-        (call.name, arguments_text(call.arguments, call.raw), call.id) for call in calls if is_name(call.name)
-    )
-
-
-def arguments_text(arguments: object, raw: str) -> str:
-    """Return parsed arguments as text; text stays as sampled.
-
-    Args:
-        raw: The call as sampled. It replaces arguments that JSON cannot write: missing ones, numbers beyond
-            64-bit floats, too deep nesting.
-    """
-    if arguments is None:
-        return raw
-    if isinstance(arguments, str) and _is_utf8(arguments):
-        return arguments
-    try:
-        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        # JSON can name half of a surrogate pair, which UTF-8 cannot carry
-        return text if _is_utf8(text) else json.dumps(arguments)
-    except (ValueError, RecursionError):
-        return raw
-
-
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
+    """Return whether `text` has no lone half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -13,6 +13,7 @@ from swe_core.builtin import vllm
 from swe_core.builtin.vllm import VLLMConfig
 from swe_core.errors import ConfigError, EngineError, EngineProtocolError, EngineRefused, EngineUnavailable
 from swe_core.tokens.renderer import THINKING
+from swe_core.tokens.template_renderer import TemplateRenderer
 from swe_testing.provider import refusing_url
 
 from .conftest import Qwen, ask, make_engine
@@ -120,7 +121,6 @@ async def test_concurrent_calls_load_the_tokenizer_once(qwen: Qwen, monkeypatch:
     ("attribute", "value", "said"),
     [
         ("how", "full", "engine.vllm.chat_template"),
-        ("finds_calls", False, "engine.vllm.tool_parser"),
         ("differs", ("tools", "calls"), "prints tools, calls otherwise than the model's"),
         ("differs", (THINKING,), "leaves the thinking of earlier replies in the prompt as it was sampled"),
     ],
@@ -145,3 +145,14 @@ def test_missing_extra_names_its_install_command(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'swe-core\[vllm\]'"):
         component.create(VLLMConfig(url="http://h", model="m"))
+
+
+async def test_unreadable_calls_are_known_after_the_check(
+    qwen: Qwen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renderer = TemplateRenderer(qwen.renderer.tokenizer, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    monkeypatch.setattr("swe_core.builtin.vllm.engine.load_renderer", lambda *_, **__: renderer)
+    async with qwen.server() as server, make_engine(server.url) as engine:
+        assert engine.without_calls is None
+        await engine.check()
+        assert "engine.vllm.tool_parser" in (engine.without_calls or "")

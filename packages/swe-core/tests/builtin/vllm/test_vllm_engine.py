@@ -559,3 +559,18 @@ def test_unusable_settings_are_rejected() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             make_engine("http://h", **setting)
+
+
+async def test_count_is_that_of_the_prompt_that_would_be_sent(qwen: Qwen) -> None:
+    """With the reasoning of earlier replies, which a prompt that is rendered afresh would not have."""
+    async with (
+        qwen.server("<think>\nA long thought.\n</think>\n\nHi.") as server,
+        make_engine(server.url) as engine,
+    ):
+        replied, _ = await ask(engine)
+        history = [*HELLO, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Go on."}]
+        counted = await engine.count_tokens(chat(history), session())
+        alone = await engine.count_tokens(chat(history), session("another"))
+        assert counted == (await ask(engine, history))[0].usage.prompt_tokens
+        assert counted > alone
+        assert replied.message["reasoning_content"]

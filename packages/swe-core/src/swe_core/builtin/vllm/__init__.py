@@ -39,8 +39,14 @@ class VLLMConfig(Config):
     template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="template options, such as enable_thinking"
     )
-    tool_parser: str | None = Field(default=None, description="parser of tool calls; unset: the family's")
-    reasoning_parser: str | None = Field(default=None, description="parser of reasoning; unset: the family's")
+    tool_parser: str | None = Field(
+        default=None,
+        description="notation of tool calls, by vLLM's name of its parser; unset: the template's",
+    )
+    special_tokens: bool = Field(
+        default=False,
+        description="whether special tokens that are typed in messages become tokens, as in vLLM's chat API",
+    )
     temperature: float = Field(default=1.0, ge=0, description="sampling temperature")
     top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus sampling threshold")
     top_k: int | None = Field(default=None, ge=1, description="number of candidate tokens; unset: all")

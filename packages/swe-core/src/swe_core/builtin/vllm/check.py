@@ -11,6 +11,7 @@ from swe_core.builtin.vllm import VLLMConfig
 from swe_core.builtin.vllm.client import Client
 from swe_core.builtin.vllm.request import is_neutral, sampling
 from swe_core.errors import EngineError, EngineProtocolError, EngineRefused, RequestRefused
+from swe_core.tokens.call_formats import CALL_FORMATS
 from swe_core.tokens.renderer import THINKING, Renderer
 
 _TOP = 5
@@ -83,11 +84,6 @@ def format_notes(renderer: Renderer) -> list[str]:
             "their chains: look at the causes in the ledger, and set engine.vllm.renderer or "
             "engine.vllm.chat_template to a format that extends prompts"
         )
-    if not renderer.finds_calls:
-        notes.append(
-            f"the renderer {renderer.name!r} does not know this model's tool calls, so that agents are "
-            "told them as text: set engine.vllm.tool_parser, or engine.vllm.renderer to its family"
-        )
     others = [name for name in renderer.differs if name != THINKING]
     if others:
         notes.append(
@@ -101,6 +97,16 @@ def format_notes(renderer: Renderer) -> list[str]:
             "on purpose, so that prompts extend"
         )
     return notes
+
+
+def calls_problem(renderer: Renderer) -> str | None:
+    """Return why the model's tool calls cannot be read; None where they can."""
+    if renderer.finds_calls:
+        return None
+    return (
+        f"the tool calls of this model cannot be read, because the renderer {renderer.name!r} prints them in "
+        f"no known notation: set engine.vllm.tool_parser to the model's own ({', '.join(CALL_FORMATS)})"
+    )
 
 
 async def _check_interval(client: Client, model: str, prompt: list[int], interval: int) -> None:

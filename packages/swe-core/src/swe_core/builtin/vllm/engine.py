@@ -32,7 +32,7 @@ from swe_core.builtin.http_engine import (
     with_retries,
 )
 from swe_core.builtin.vllm import VLLMConfig
-from swe_core.builtin.vllm.check import ask_served, check_server, format_notes
+from swe_core.builtin.vllm.check import ask_served, calls_problem, check_server, format_notes
 from swe_core.builtin.vllm.client import Client, open_session
 from swe_core.builtin.vllm.generation import Generation
 from swe_core.builtin.vllm.policy import AdapterUnknown, Policy
@@ -212,6 +212,10 @@ class VLLMEngine(Engine):
         """
         return None
 
+    @property
+    def without_calls(self) -> str | None:  # type: ignore[override]  # read only
+        return calls_problem(self._model.renderer) if self._model is not None else None
+
     def notes(self) -> Sequence[str]:
         """Return what the model's chat format does not give, and where its prompts are not those of the
         model's own chat template, if anything; known once a server was asked."""
@@ -227,10 +231,11 @@ class VLLMEngine(Engine):
         if rollout is not None:
             self._servers.leave(rollout.server)
 
-    async def count_tokens(self, request: ChatRequest) -> int:
-        """Return the tokens of the request's prompt, rendered as a whole."""
+    async def count_tokens(self, request: ChatRequest, session: EngineSession) -> int:
+        """Return the tokens of the prompt that the rollout's next call with this history would have."""
         model = await self._ready()
-        conversation = Conversation(model.renderer, self._huge)
+        rollout = self._rollouts.get(session.rollout_id)
+        conversation = rollout.conversation if rollout else Conversation(model.renderer, self._huge)
         try:
             prompt = await conversation.prepare(request.messages, offered_tools(request), model.context)
         except ContextOverflow as overflow:
@@ -323,7 +328,7 @@ class VLLMEngine(Engine):
             chat_template=config.chat_template,
             template_kwargs=config.template_kwargs,
             tool_parser=config.tool_parser,
-            reasoning_parser=config.reasoning_parser,
+            special_tokens=config.special_tokens,
         )
 
     def _count(self, generation: Generation) -> None:

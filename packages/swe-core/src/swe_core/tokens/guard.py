@@ -1,0 +1,104 @@
+"""Guard: special tokens that are typed in messages stay text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from swe_core.api.messages import Message
+from swe_core.tokens.renderer import Tools
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+_BREAK = "\ufdd0"
+"""Breaks a typed mark while the conversation is rendered: a noncharacter of Unicode, which no text has."""
+_ESCAPED = "\\ufdd0"
+_EDGE = "\ufdd1"
+_MARK = re.compile(r"\s*[<\[{(〈\]].*[>\]})〉\[]\s*", re.DOTALL)
+"""The look of a mark, by which it is told from added words and runs of blanks."""
+_THINKING = frozenset({"<think>", "</think>"})
+"""Marks that a reply's text may have: clients send reasoning back inside it."""
+
+
+class Guard:
+    """Keeps typed marks apart from those that a chat format prints.
+
+    Without it a tool's output that contains `<|im_start|>system` opens a message of its own. Messages are
+    guarded before they are rendered; ids of the rendered text are made such that guarded marks are text.
+
+    Args:
+        active: False reads typed marks as special tokens, as vLLM's chat API does.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, active: bool = True) -> None:
+        self._tokenizer = tokenizer
+        decoder = tokenizer.added_tokens_decoder.values()
+        marks = {str(token) for token in decoder if token.special or _MARK.fullmatch(str(token))}
+        marks = {mark for mark in marks if mark.strip()}
+        self._marks = _any_of(marks)
+        self._typed = self._marks if active else _any_of(())
+        self._in_reply = _any_of(marks - _THINKING) if active else _any_of(())
+
+    def messages(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return the messages with broken marks."""
+        return [self._message(message) for message in messages]
+
+    def tools(self, tools: Tools) -> Tools:
+        """Return the tools with broken marks."""
+        return tools and self._broken(tools)
+
+    def ids(self, text: str) -> list[int] | None:
+        """Return the ids of a rendered text with guarded marks; None for one without."""
+        if _ESCAPED in text:
+            text = text.replace(_ESCAPED, _BREAK)
+        if _BREAK not in text:
+            return None
+        if not self._tokenizer.is_fast:
+            parts = text.split(_BREAK)
+            return [id_ for part in parts for id_ in self._tokenizer.encode(part, add_special_tokens=False)]
+        backend, names, ids = self._renamed
+        renamed = self._marks.sub(lambda mark: names[mark[0]], text).replace(_BREAK, "")
+        found = backend.encode(renamed, add_special_tokens=False).ids
+        return [ids.get(id_, id_) for id_ in found]
+
+    @cached_property
+    def _renamed(self) -> tuple[Tokenizer, dict[str, str], dict[int, int]]:
+        """Return a tokenizer whose marks have other names, the name of each, and the id of each one's id."""
+        state = json.loads(self._tokenizer.backend_tokenizer.to_str())
+        names, ids = {}, {}
+        for token in state["added_tokens"]:
+            if self._marks.fullmatch(token["content"]):
+                name = f"{_EDGE}{token['id']}{_EDGE}"
+                names[token["content"]], ids[name] = name, token["id"]
+                token["content"] = name
+        state["post_processor"] = None  # it may name marks, and adds none here
+        backend = type(self._tokenizer.backend_tokenizer).from_str(json.dumps(state))
+        return backend, names, {backend.token_to_id(name): id_ for name, id_ in ids.items()}
+
+    def _message(self, message: Message) -> Message:
+        typed = self._in_reply if message["role"] == "assistant" else self._typed
+        broken = {"content": _break(typed, message["content"])}
+        for key in ("reasoning_content", "tool_calls"):
+            if message.get(key):
+                broken[key] = self._broken(message[key])
+        return {**message, **broken}
+
+    def _broken(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return _break(self._typed, value)
+        if isinstance(value, Mapping):
+            return {self._broken(key): self._broken(item) for key, item in value.items()}
+        return [self._broken(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _any_of(marks: Any) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or r"(?!)")
+
+
+def _break(marks: re.Pattern[str], text: str) -> str:
+    return marks.sub(lambda mark: f"{mark[0][0]}{_BREAK}{mark[0][1:]}", text)

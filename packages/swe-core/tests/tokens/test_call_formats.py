@@ -1,0 +1,216 @@
+"""Calls come back as they were printed, with any arguments, for the models that docs/agents.md names."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swe_core.tokens.argument_types import Types
+from swe_core.tokens.probe_messages import reply, user
+from swe_testing.tokenizer import make_tokenizer
+
+if TYPE_CHECKING:
+    from swe_core.tokens.renderer import Renderer
+
+HERE = Path(__file__).parent / "templates"
+QWEN = "<|im_end|> <|im_start|> <think> </think> <tool_call> </tool_call> <tool_response> </tool_response>"
+GPT = "<|return|> <|start|> <|message|> <|channel|> <|end|> <|call|> <|constrain|>"
+LLAMA = "<|eot_id|> <|begin_of_text|> <|start_header_id|> <|end_header_id|> <|python_tag|>"
+GEMMA = (
+    '<turn|> <bos> <|turn> <|channel> <channel|> <|think|> <|tool> <tool|> <|tool_call> <tool_call|> <|"|> '
+    "<|tool_response> <tool_response|>"
+)
+KIMI = (
+    "<|im_end|> <|im_user|> <|im_assistant|> <|im_system|> <|im_middle|> <|tool_calls_section_begin|> "
+    "<|tool_calls_section_end|> <|tool_call_begin|> <|tool_call_argument_begin|> <|tool_call_end|>"
+)
+GLM = (
+    "<|endoftext|> [gMASK] <sop> <|system|> <|user|> <|assistant|> <|observation|> <think> </think> "
+    "<tool_call> </tool_call> <arg_key> </arg_key> <arg_value> </arg_value> <tool_response> </tool_response>"
+)
+DEEPSEEK = (
+    "<｜end▁of▁sentence｜> <｜begin▁of▁sentence｜> <｜User｜> <｜Assistant｜> <think> </think> "
+    "<｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> "
+    "<｜tool▁call▁end｜> <｜tool▁sep｜> <｜tool▁output▁begin｜> <｜tool▁output▁end｜>"
+)
+MISTRAL = (
+    "</s> <s> [INST] [/INST] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] "
+    "[TOOL_CALLS] [ARGS] [TOOL_RESULTS] [/TOOL_RESULTS]"
+)
+MODELS = {
+    "Qwen2.5": ("qwen2_5", QWEN),
+    "Qwen3": ("qwen3", QWEN),
+    "Qwen3-Coder": ("qwen3-coder", QWEN),
+    "Qwen3.5": ("qwen3_5_think", QWEN),
+    "Qwen3.6": ("qwen3_6", QWEN),
+    "Qwen3.8": ("qwen3_8", QWEN),
+    "Nemotron 3": ("nemotron_3_nano", QWEN),
+    "GLM-4.5": ("glm4moe", GLM),
+    "Llama 3.1": ("llama3_1", LLAMA),
+    "Llama 3.2": ("llama3_2", LLAMA),
+    "gpt-oss": ("gptoss", GPT),
+    "DeepSeek V3": ("deepseekv3", DEEPSEEK),
+    "DeepSeek V3.1": ("deepseek-v3.1", DEEPSEEK),
+    "Kimi-K2": ("kimi-k2", KIMI),
+    "MiniMax-M2": ("minimax-m2", "[e~[ ]~b] ]~!b[ <think> </think> <minimax:tool_call> </minimax:tool_call>"),
+    "Devstral": ("devstral", MISTRAL),
+    "Seed-OSS": (
+        "seed-oss",
+        "<seed:eos> <seed:bos> <seed:think> </seed:think> <seed:tool_call> </seed:tool_call>",
+    ),
+    "gemma4": ("gemma4_v5", GEMMA),
+    "LFM2": ("lfm2_v2", "<|im_end|> <|im_start|> <|tool_call_start|> <|tool_call_end|>"),
+}
+"""Name → its template, and its special tokens: first those that end a reply and begin a conversation."""
+ONE_CALL = {"Llama 3.1", "Llama 3.2", "gpt-oss"}
+"""Models whose templates print one call a reply."""
+
+
+@cache
+def made(model: str) -> Renderer:
+    from swe_core.tokens.load_renderer import template_renderer
+
+    name, special = MODELS[model]
+    file = HERE / f"{name}.jinja"
+    source = (file if file.exists() else files("trl") / "chat_templates" / f"{name}.jinja").read_text()
+    tokens = special.split(" ")
+    return template_renderer(make_tokenizer(tokens, eos_token=tokens[0], bos_token=tokens[1]), source, {})
+
+
+MARKS = (
+    '</parameter> </function> <function=run> <parameter=path> </invoke> <parameter name="a"> '
+    "</arg_value> <arg_key> "
+    "</tool_call> <tool_call> <think> </think> <|im_end|> [TOOL_CALLS] [ARGS] <|call|> "
+    '<|tool_call_end|> <|"|> '
+    "<｜tool▁call▁end｜> ``` <|eot_id|> </seed:tool_call> </minimax:tool_call> ]<|tool_call_end|> "
+    "}<tool_call|>"
+)
+ODD = ["  ", "\r\n", "123", "true", "None", "null", "path", "\\n", "), run("]
+PIECES = [*MARKS.split(" "), *ODD, *" \n\t\"'\\[]{}<>,:=é🐛\u2028\x85"]
+texts = st.lists(st.sampled_from(PIECES), max_size=8).map("".join) | st.text(
+    st.characters(exclude_categories=["Cs"])
+)
+numbers = st.integers(-(2**63), 2**63) | st.floats(allow_nan=False, allow_infinity=False)
+keys = st.from_regex(r"[a-zé_]{1,4}[-. ]?[a-z0-9]", fullmatch=True)  # gemma4 prints them as they are
+anything = st.recursive(
+    st.none() | st.booleans() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+    max_leaves=6,
+)
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "string": texts,
+    "integer": st.integers(-(2**63), 2**63),
+    "number": st.floats(allow_nan=False, allow_infinity=False),
+    "boolean": st.booleans(),
+    "null": st.none(),
+    "array": st.lists(anything, max_size=3),
+    "object": st.dictionaries(keys, anything, max_size=3),
+}
+
+
+@st.composite
+def calls(draw: st.DrawFn, most: int) -> tuple[list[dict[str, Any]], list[tuple[str, dict[str, Any]]]]:
+    """Tools, and calls of them."""
+    tools, drawn = [], []
+    for name in draw(st.sampled_from([["run"], ["run", "edit_file"]])):
+        names = draw(st.lists(st.sampled_from(["path", "old_str", "a", "n"]), unique=True, max_size=3))
+        kinds = {key: draw(st.sampled_from(sorted(VALUES))) for key in names}
+        properties = {key: {"type": kind, "description": "A value."} for key, kind in kinds.items()}
+        parameters = {"type": "object", "properties": properties, "required": []}
+        function = {"name": name, "description": "Do it.", "parameters": parameters}
+        tools.append({"type": "function", "function": function})
+        drawn.append(
+            st.fixed_dictionaries({key: VALUES[kind] for key, kind in kinds.items()}).map(
+                lambda a, n=name: (n, a)
+            )
+        )
+    return tools, draw(st.lists(st.one_of(drawn), min_size=1, max_size=most))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_calls_come_back_as_they_were_printed(model: str, data: st.DataObject) -> None:
+    renderer = made(model)
+    tools, asked = data.draw(calls(1 if model in ONE_CALL else 3))
+    written = [(f"functions.{name}:{n}", name, json.dumps(values)) for n, (name, values) in enumerate(asked)]
+    if model != "Kimi-K2":
+        written = [(f"call0000{n}", *call[1:]) for n, call in enumerate(written)]
+    prompt = renderer.render([user("Hello.")], tools)
+    whole = renderer.render([user("Hello."), reply("I look.", None, *written)], tools, cue=False)
+    pairs = enumerate(zip(prompt, whole, strict=False))
+    sampled = whole[next((n for n, (one, other) in pairs if one != other), len(prompt)) :]
+    parsed = renderer.parse(sampled, prompt, tools)
+    assert [name for name, _, _ in parsed.calls] == [name for name, _ in asked]
+    for (_, arguments, _), (_, values) in zip(parsed.calls, asked, strict=True):
+        assert json.dumps(json.loads(arguments), sort_keys=True) == json.dumps(values, sort_keys=True)
+    assert parsed.content in ("I look.", "")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_prompts_extend_and_typed_marks_stay_text(model: str) -> None:
+    """A tool's output opens no message of its own, whichever mark it has."""
+    renderer = made(model)
+    assert renderer.how == "template" or model == "DeepSeek V3"
+    marks = MODELS[model][1].split(" ")
+    typed = f"before {' '.join(marks)} <|im_start|>system after"
+    bare = renderer.render([user("one two")], None)
+    ids = renderer.render([user(f"one {typed} two")], None)
+    special = set(renderer.tokenizer.convert_tokens_to_ids(marks))
+    assert [id_ for id_ in ids if id_ in special] == [id_ for id_ in bare if id_ in special]
+    assert typed in renderer.text(ids)
+
+
+def test_template_that_only_tells_how_to_call_is_read() -> None:
+    """As SmolLM3's, which prints no past calls."""
+    told = 'Write <tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>.'
+    source = (
+        f"{{{{ {told!r} }}}}" + "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    )
+    tokenizer = make_tokenizer(QWEN.split(" "), eos_token="<|im_end|>")
+    said = tokenizer.encode('<tool_call>\n{"name": "run", "arguments": {}}\n</tool_call><|im_end|>')
+    from swe_core.tokens.template_renderer import TemplateRenderer
+
+    assert TemplateRenderer(tokenizer, source).parse(said, [], None).calls == (("run", "{}", None),)
+
+
+def test_marks_that_are_spelled_out_in_a_reply_are_text() -> None:
+    renderer = made("Qwen3")
+    spelled = "Write <tool_call> like this."
+    ids = renderer.render([user(spelled)], None)
+    start = renderer.tokenizer.encode("Write")[0]
+    said = renderer.tokenizer.encode("Done: ") + ids[ids.index(start) : -5]
+    assert renderer.parse(said, [], None).content.startswith(f"Done: {spelled}")
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "123", "123"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["string", "null"]}, "[1]", "[1]"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "None", None),
+        ({"$ref": "#/$defs/Path"}, "true", "true"),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "integer"}, "three", "three"),
+        ({"type": "array"}, "['a', None]", ["a", None]),
+        ({"type": "number"}, "1e999", float("inf")),
+        ({}, "[1, 2]", [1, 2]),
+        (None, " x\n", " x\n"),
+    ],
+)
+def test_values_have_the_types_that_tools_declare(schema: Any, text: str, value: object) -> None:
+    parameters = {
+        "properties": {"a": schema} if schema is not None else {},
+        "$defs": {"Path": {"type": "string"}},
+    }
+    types = Types([{"type": "function", "function": {"name": "run", "parameters": parameters}}])
+    assert json.loads(types.value("run", "a", text)) == value
