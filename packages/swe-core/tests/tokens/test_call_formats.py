@@ -11,12 +11,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai import AsyncOpenAI
 
+from swe_core.api.engine import EngineSession
+from swe_core.api.messages import Message
+from swe_core.builtin.vllm import VLLMConfig
+from swe_core.interception.server import InterceptionServer
 from swe_core.tokens.argument_types import Types
 from swe_core.tokens.probe_messages import reply, user
+from swe_core.tokens.reply_parser import until
 from swe_testing.tokenizer import make_tokenizer
+from swe_testing.vllm import ScriptedVLLM
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
     from swe_core.tokens.renderer import Renderer
 
 HERE = Path(__file__).parent / "templates"
@@ -74,14 +83,31 @@ ONE_CALL = {"Llama 3.1", "Llama 3.2", "gpt-oss"}
 
 
 @cache
-def made(model: str) -> Renderer:
-    from swe_core.tokens.load_renderer import template_renderer
-
+def tokenizer_of(model: str) -> PreTrainedTokenizerFast:
     name, special = MODELS[model]
     file = HERE / f"{name}.jinja"
     source = (file if file.exists() else files("trl") / "chat_templates" / f"{name}.jinja").read_text()
     tokens = special.split(" ")
-    return template_renderer(make_tokenizer(tokens, eos_token=tokens[0], bos_token=tokens[1]), source, {})
+    return make_tokenizer(tokens, chat_template=source, eos_token=tokens[0], bos_token=tokens[1])
+
+
+@cache
+def made(model: str) -> Renderer:
+    from swe_core.tokens.load_renderer import template_renderer
+
+    tokenizer = tokenizer_of(model)
+    return template_renderer(tokenizer, str(tokenizer.chat_template), {})
+
+
+def printed(renderer: Renderer, tools: list[dict[str, Any]], said: Message) -> tuple[list[int], list[int]]:
+    """A prompt, and a reply to it as the template prints it later."""
+    prompt = renderer.render([user("Hello.")], tools)
+    whole = renderer.render([user("Hello."), said], tools, cue=False)
+    pairs = enumerate(zip(prompt, whole, strict=False))
+    sampled = whole[next((n for n, (one, other) in pairs if one != other), len(prompt)) :]
+    if renderer.text(prompt).rstrip().endswith("<think>") and "</think>" not in renderer.text(sampled):
+        sampled = renderer.tokenizer.encode("\n</think>\n\n", add_special_tokens=False) + sampled
+    return prompt, sampled
 
 
 MARKS = (
@@ -143,10 +169,7 @@ def test_calls_come_back_as_they_were_printed(model: str, data: st.DataObject) -
     written = [(f"functions.{name}:{n}", name, json.dumps(values)) for n, (name, values) in enumerate(asked)]
     if model != "Kimi-K2":
         written = [(f"call0000{n}", *call[1:]) for n, call in enumerate(written)]
-    prompt = renderer.render([user("Hello.")], tools)
-    whole = renderer.render([user("Hello."), reply("I look.", None, *written)], tools, cue=False)
-    pairs = enumerate(zip(prompt, whole, strict=False))
-    sampled = whole[next((n for n, (one, other) in pairs if one != other), len(prompt)) :]
+    prompt, sampled = printed(renderer, tools, reply("I look.", None, *written))
     parsed = renderer.parse(sampled, prompt, tools)
     assert [name for name, _, _ in parsed.calls] == [name for name, _ in asked]
     for (_, arguments, _), (_, values) in zip(parsed.calls, asked, strict=True):
@@ -214,3 +237,74 @@ def test_values_have_the_types_that_tools_declare(schema: Any, text: str, value:
     }
     types = Types([{"type": "function", "function": {"name": "run", "parameters": parameters}}])
     assert json.loads(types.value("run", "a", text)) == value
+
+
+OLD, NEW = "        return 1\n", "\tif taken:\n            return 2  # </parameter>\n        return 1\n\n"
+EDIT: Any = {
+    "name": "edit",
+    "description": "Replace a text.",
+    "parameters": {"type": "object", "properties": {key: {"type": "string"} for key in ("old", "new")}},
+}
+
+
+@pytest.mark.parametrize("model", [model for model in MODELS if model != "DeepSeek V3"])
+async def test_agent_edits_a_file_as_the_model_wrote_it(model: str, tmp_path: Path) -> None:
+    """Over HTTP, streamed, in one row of tokens."""
+    from swe_core.builtin.vllm.engine import VLLMEngine
+
+    tokenizer_of(model).save_pretrained(tmp_path)
+    file = tmp_path / "slot.py"
+    file.write_text(f"def free(taken):\n{OLD}")
+    call = (
+        "functions.edit:0" if model == "Kimi-K2" else "call00000",
+        "edit",
+        json.dumps({"old": OLD, "new": NEW}),
+    )
+    tools: Any = [{"type": "function", "function": EDIT}]
+    settings = VLLMConfig(url="http://127.0.0.1:1", model="scripted", tokenizer=str(tmp_path))
+    renderer = VLLMEngine(settings)._load(str(tmp_path))
+    said = [printed(renderer, tools, one)[1] for one in (reply("", None, call), reply("Done."))]
+    replies = [[*ids, min(renderer.stop_ids)][: len(until(ids, renderer.stop_ids)) + 1] for ids in said]
+    messages: list[Any] = [{"role": "user", "content": "Fix it."}]
+    async with ScriptedVLLM(replies) as vllm, InterceptionServer() as server:
+        engine = VLLMEngine(settings.model_copy(update={"url": vllm.url}))
+        async with engine, server.session(engine, EngineSession("r", "t", 0, "a"), lambda turn: None) as gate:
+            async with AsyncOpenAI(base_url=server.url + gate.path, api_key=gate.token) as client:
+                for _ in replies:
+                    asked = client.chat.completions.stream(model="m", messages=messages, tools=tools)
+                    async with asked as events:
+                        message: Any = (await events.get_final_completion()).choices[0].message
+                    messages.append(message.model_dump(exclude_none=True, exclude={"parsed"}, warnings=False))
+                    for one in message.tool_calls or ():
+                        edit = json.loads(one.function.arguments)
+                        assert file.read_text().count(edit["old"]) == 1
+                        file.write_text(file.read_text().replace(edit["old"], edit["new"]))
+                        messages.append({"role": "tool", "tool_call_id": one.id, "content": "Done."})
+            assert len(gate.chains()) == 1
+    assert message.content == "Done."
+    assert file.read_text() == f"def free(taken):\n{NEW}"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    model=st.sampled_from(sorted(MODELS)),
+    pieces=st.lists(
+        st.sampled_from(["Hm. ", "\n", "<think>", "</think>", "CALL", "HALF", "MARK"]), max_size=6
+    ),
+    data=st.data(),
+)
+def test_streamed_text_is_never_taken_back(model: str, pieces: list[str], data: st.DataObject) -> None:
+    renderer = made(model)
+    tools, asked = data.draw(calls(1))
+    name, values = asked[0]
+    prompt, call = printed(renderer, tools, reply("", None, ("functions.run:0", name, json.dumps(values))))
+    marks = renderer.tokenizer.convert_tokens_to_ids(MODELS[model][1].split(" "))
+    ids: list[int] = []
+    for piece in pieces:
+        more = {"CALL": call, "HALF": call[: len(call) // 2], "MARK": [data.draw(st.sampled_from(marks))]}
+        ids += more.get(piece) or renderer.tokenizer.encode(piece, add_special_tokens=False)
+    whole = renderer.parse(ids, prompt, tools)
+    for end in range(len(ids)) if renderer.streams else ():
+        part = renderer.parse(ids[:end], prompt, tools, ended=False)
+        assert whole.content.startswith(part.content)
+        assert (whole.reasoning or "").startswith(part.reasoning or "")

@@ -127,7 +127,7 @@ def read_reply(
     types = Types(tools)
     if isinstance(calls, Harmony):
         return calls.read_reply(text, ended)
-    reasoning, at = _reasoning(calls, text, cue, types, thinking)
+    reasoning, at = _reasoning(calls, text, cue, types, thinking, ended)
     texts, found = [], []
     for start, end, block in _blocks(calls, text, at, types):
         texts.append(text[at:start])
@@ -148,7 +148,12 @@ def read_reply(
 
 
 def _reasoning(
-    calls: CallFormat | None, text: str, cue: str, types: Types, thinking: Sequence[tuple[str, str]]
+    calls: CallFormat | None,
+    text: str,
+    cue: str,
+    types: Types,
+    thinking: Sequence[tuple[str, str]],
+    ended: bool,
 ) -> tuple[str, int]:
     """Return the reasoning that begins a reply, and where it ends."""
     thoughts: list[str] = []
@@ -162,10 +167,9 @@ def _reasoning(
                     break
                 start += len(opened)
             end = text.find(closed, start)
-            if end < 0:  # a call ends reasoning that was left open
-                first = next(
-                    (begin for begin, stop, block in _blocks(calls, text, start, types) if block), len(text)
-                )
+            if end < 0:  # a call ends reasoning that was left open; what begins like one may become one
+                blocks = _blocks(calls, text, start, types)
+                first = next((begin for begin, _, block in blocks if block or not ended), len(text))
                 return "\n".join([*thoughts, text[start:first]]), first
             thoughts.append(text[start:end])
             at, start = end + len(closed), None
