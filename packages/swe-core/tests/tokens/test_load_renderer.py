@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -32,10 +31,6 @@ def model(directory: Path, template: str | None, *more: str) -> str:
     special = [*family_tokens("qwen3"), *more]
     make_tokenizer(special, chat_template=template, eos_token="<|im_end|>").save_pretrained(directory)
     return str(directory)
-
-
-def without_trl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swe_core.tokens.load_renderer.find_spec", lambda name: None)
 
 
 def known_as(family: str, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +65,6 @@ def test_renderer_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cas
 
 
 def test_untrusted_bridge_gives_way_to_proven_template(tmp_path: Path, monkeypatch: Any) -> None:
-    without_trl(monkeypatch)
     monkeypatch.setattr("swe_core.tokens.family_renderer.FamilyRenderer._bridge_agrees", lambda self: False)
     for template, name in (("qwen3_training", "template (proven)"), ("qwen3", "template (extended)")):
         directory = model(tmp_path / template, shipped(template))
@@ -85,7 +79,6 @@ def test_known_family_that_prints_otherwise_gives_way(
     changed = shipped("qwen3").replace("<tool_response>\\n", "<tool_response>")
     assert changed != shipped("qwen3")
     directory = model(tmp_path / "results", changed)
-    without_trl(monkeypatch)
     for known in (False, True):
         if known:
             known_as("qwen3", directory, monkeypatch)
@@ -121,26 +114,12 @@ def test_recognition_downloads_no_vocabulary(tmp_path: Path, monkeypatch: pytest
     assert "gpt-oss" not in tried
 
 
-def calls_are_found(made: Renderer) -> bool:
-    sampled = '<tool_call>\n{"name": "bash", "arguments": {}}\n</tool_call><|im_end|>'
-    ids = make_tokenizer(family_tokens("qwen3")).encode(sampled)
-    return made.parse(ids, made.render([user("Hello.")], TOOLS), TOOLS).calls == (("bash", "{}", None),)
-
-
-def test_trl_training_template_replaces_unproven_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = model(tmp_path, shipped("qwen3"))
-    made = load_renderer(directory, renderer="template")
-    assert (made.name, made.how) == ("training template (proven)", "template")
-    assert calls_are_found(made)
-    without_trl(monkeypatch)
-    made = load_renderer(directory, renderer="template")
+def test_template_without_its_family_is_extended(tmp_path: Path) -> None:
+    made = load_renderer(model(tmp_path, shipped("qwen3")), renderer="template")
     assert (made.name, made.how) == ("template (extended)", "template")
-    assert calls_are_found(made)
-
-
-def test_trl_is_not_imported_needlessly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "trl.chat_template_utils", None)
-    assert load_renderer(model(tmp_path, shipped("qwen3")), renderer="qwen3").how == "bridge"
+    sampled = '<tool_call>\n{"name": "bash", "arguments": {}}\n</tool_call><|im_end|>'
+    ids = made.tokenizer.encode(sampled)
+    assert made.parse(ids, made.render([user("Hello.")], TOOLS), TOOLS).calls == (("bash", "{}", None),)
 
 
 def test_template_is_read_from_a_file(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +78,7 @@ def load_renderer(
                 f"the tokenizer {tokenizer!r} has no chat template: pass a file that holds one, or the name "
                 "of a renderer"
             )
+        named.calls = calls
         return named
     comparison = Comparison(loaded, source, kwargs, guard)
     made: Renderer | None = named if renderer in FAMILIES else None
@@ -86,7 +86,7 @@ def load_renderer(
         family = comparison.recognise(known)
         made = family if family is not None and family.how == "bridge" else None
     if made is None:
-        own = template_renderer(loaded, source, kwargs, calls, guard)
+        own = TemplateRenderer(loaded, source, template_kwargs=kwargs, calls=calls, guard=guard)
         made = own
         if renderer == "auto" and not own.extends:
             fits = family is None and named is not None and comparison.starts(named)
@@ -95,31 +95,6 @@ def load_renderer(
         made.calls = calls
     made.differs = comparison.differences(made)
     return made
-
-
-def template_renderer(
-    tokenizer: PreTrainedTokenizerBase,
-    source: str,
-    kwargs: Mapping[str, Any],
-    calls: CallFormat | None = None,
-    guard: Guard | None = None,
-) -> TemplateRenderer:
-    """Return the Renderer of a chat template: the template if it is proven to preserve prefixes, else TRL's
-    training variant if that one is proven, else the template, which may extend prompts all the same.
-
-    Args:
-        calls, guard: See `TemplateRenderer`.
-    """
-    own = TemplateRenderer(tokenizer, source, template_kwargs=kwargs, calls=calls, guard=guard)
-    if own.proven:
-        return own
-    variant = _training_template(tokenizer, source)
-    if variant is None:
-        return own
-    trained = TemplateRenderer(
-        tokenizer, variant, kind="training template", template_kwargs=kwargs, calls=calls, guard=guard
-    )
-    return trained if trained.proven else own
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase, chat_template: Path | None) -> str | None:
@@ -143,16 +118,3 @@ def _notation(name: str | None) -> CallFormat | None:
         near = difflib.get_close_matches(name, CALL_FORMATS, n=3, cutoff=0.3) or sorted(CALL_FORMATS)
         raise ConfigError(f"the tool parser {name!r} is not known: choose {', '.join(near)}")
     return calls
-
-
-def _training_template(tokenizer: PreTrainedTokenizerBase, source: str) -> str | None:
-    if find_spec("trl") is None:
-        return None
-    from trl.chat_template_utils import get_training_chat_template
-
-    tokenizer.chat_template = source
-    try:
-        variant = get_training_chat_template(tokenizer)
-    except Exception:  # TRL does not know the template, or the template refuses TRL's probe
-        return None
-    return None if variant is None else str(variant)

@@ -288,7 +288,6 @@ class TemplateRenderer(Renderer):
     """A model's own chat template. Prompts are extended where it provably preserves prefixes.
 
     Args:
-        kind: Its kind, for reports.
         template_kwargs: Its options, such as `enable_thinking`.
         calls: The notation of its calls; None takes that in which it prints past calls.
         guard: See `ChatTemplate`.
@@ -299,7 +298,6 @@ class TemplateRenderer(Renderer):
         tokenizer: PreTrainedTokenizerBase,
         source: str,
         *,
-        kind: str = "template",
         template_kwargs: Mapping[str, Any] | None = None,
         calls: CallFormat | None = None,
         guard: Guard | None = None,
@@ -313,7 +311,8 @@ class TemplateRenderer(Renderer):
         self.extends = self.proven or prove(self._template, thinking=True)
         self._ends = (self._template.ending, self._template.call_ending)
         self._prints_names = self.extends and self._template.prints_tool_names()
-        self.name = f"{kind} (proven)" if self.proven else f"{kind} (extended)" if self.extends else kind
+        how = " (proven)" if self.proven else " (extended)" if self.extends else ""
+        self.name = f"template{how}"
         self.how: Rendered = "template" if self.extends else "full"
         ends = (self._ends[0], self._ends[1] if self.extends else None, tokenizer.eos_token_id)
         self.stop_ids = frozenset(id_ for id_ in ends if isinstance(id_, int))
