@@ -105,7 +105,8 @@ def calls_problem(renderer: Renderer) -> str | None:
         return None
     return (
         f"the tool calls of this model cannot be read, because the renderer {renderer.name!r} prints them in "
-        f"no known notation: set engine.vllm.tool_parser to the model's own ({', '.join(CALL_FORMATS)})"
+        f"no known notation: set engine.vllm.tool_parser to the model's own ({', '.join(CALL_FORMATS)}), or "
+        "let the server parse them, with --engine openai"
     )
 
 
