@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 import tenacity
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +58,25 @@ async def _ask(engine: OpenAIEngine, stream: bool, **body: Any) -> tuple[Complet
     sent = {**BODY, **body, "stream": stream}
     request = ChatRequest(sent, sent["messages"])
     return await engine.complete(request, WHO, ear if stream else None), ear
+
+
+class _Mislabelled(ScriptedProvider):
+    """Streams as plain text, and unasked."""
+
+    async def _answer(self, request: Any, body: Any, fault: Any) -> web.StreamResponse:
+        pieces = [
+            {"delta": {"content": text}, "finish_reason": end} for text, end in (("a", None), ("b", "stop"))
+        ]
+        events = (f"data: {json.dumps({'choices': [piece]})}\n\n" for piece in pieces)
+        return web.Response(text=": hi\n\n" + "".join(events))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stream_without_its_content_type_is_read(stream: bool) -> None:
+    async with _Mislabelled([]) as provider, _engine(provider.url) as engine:
+        completion, ear = await _ask(engine, stream)
+    assert completion.message["content"] == "ab"
+    assert ear.text() == ("ab" if stream else "")
 
 
 TEXT = "line\u2028separators\x85and ünïcödé, in many small pieces"

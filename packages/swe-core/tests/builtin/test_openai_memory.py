@@ -119,6 +119,17 @@ def test_streamed_details_are_one() -> None:
     assert restored(memory, said())[0]["reasoning_details"] == DETAILS
 
 
+def test_streamed_blocks_of_thinking_are_one_each_and_data_of_two_calls_are_two() -> None:
+    pieces = [{"type": "thinking", "thinking": text, "signature": None} for text in "hm"]
+    end = {"type": "thinking", "thinking": "", "signature": "s"}
+    sealed = [{"type": "reasoning.encrypted", "data": "d", "index": 0, "id": id} for id in "ab"]
+    memory = Memory(None)
+    memory.keep(asked(GO), said(thinking_blocks=[*pieces, end, *pieces, end], reasoning_details=sealed))
+    (sent,) = restored(memory, said())
+    assert sent["thinking_blocks"] == [{**end, "thinking": "hm"}] * 2
+    assert sent["reasoning_details"] == sealed
+
+
 async def test_rollout_keeps_complete_replies_until_it_ends() -> None:
     cut = say("", reasoning="cut").model_copy(update={"finish_reason": "length"})
     one, two = (EngineSession(name, "t", 0, "a") for name in ("one", "two"))

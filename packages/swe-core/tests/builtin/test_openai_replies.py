@@ -16,7 +16,7 @@ from swe_core.builtin.http_engine import ErrorTranslator, Transient
 from swe_core.builtin.openai.pieces import Pieces
 from swe_core.builtin.openai.replies import StreamedReply, parse_reply
 from swe_core.builtin.sse import EventParser
-from swe_core.errors import EngineProtocolError, EngineUnavailable
+from swe_core.errors import EngineProtocolError, EngineUnavailable, RequestRefused
 from swe_testing.provider import Ear
 
 URL = "http://h/v1"
@@ -69,6 +69,12 @@ CALLS: dict[str, tuple[list[Any], list[tuple[str, str]]]] = {
         [("sh", ONE)],
     ),
     "no name and no arguments": ([_call(0, "", "", "")], []),
+    "no index, no id, name first": (
+        [_call(None, "", name, t) for t in (ONE, TWO) for name, t in (("sh", ""), ("", t))],
+        [("sh", ONE), ("sh", TWO)],
+    ),
+    "named again at the end": ([_call(0, "", "sh", t) for t in (ONE, "")], [("sh", ONE)]),
+    "null": ([[None, _call(0, "x", "sh", ONE)]], [("sh", ONE)]),
     "no arguments": ([_call(0, "x", "now", None), _call(0, "y", "sh", ONE)], [("now", "{}"), ("sh", ONE)]),
     "objects": ([_call(0, "x", "sh", {"a": "one"}), _call(0, "y", "sh", [1])], [("sh", ONE), ("sh", "[1]")]),
     "so far": ([_call(0, "x", "sh", t) for t in ("", BEGUN, BEGUN + '"o', ONE, ONE)], [("sh", ONE)]),
@@ -169,6 +175,8 @@ CALLED = {"tool_calls": [_call(0, "x", "sh", {"a": "one"})]}
         *((CALLED, given, "tool_calls") for given in ("tool_use", "function_call", "stop", "?", None)),
         *((SAID, given, "content_filter") for given in ("content_filter", "SAFETY")),
         ({}, "stop", "stop"),
+        ({**SAID, "tool_calls": {}}, "tool_calls", "stop"),
+        ({"function_call": {"name": "sh", "arguments": ONE}}, "stop", "tool_calls"),
     ],
 )
 async def test_finish_reason_is_the_one_of_openai_that_it_means(
@@ -201,8 +209,9 @@ async def test_broken_off_reply_is_an_error_of_the_engine(choice: dict[str, Any]
 
 
 async def test_empty_reply_without_a_reason_is_an_error_of_the_engine() -> None:
-    with pytest.raises(Transient, match="an empty reply"):
-        _parsed({"content": None}, finish_reason="other")
+    for reason in ("other", "tool_calls"):
+        with pytest.raises(Transient, match="an empty reply"):
+            _parsed({"content": None}, finish_reason=reason)
     with pytest.raises(Transient, match="an empty reply"):
         await _streamed({"content": ""})
 
@@ -236,6 +245,22 @@ async def test_odd_streams_are_read(cuts: list[int], end: bytes, blank: bool) ->
 async def test_streamed_whole_reply_is_read_and_repeats_no_pieces() -> None:
     for deltas in ((), (SAID,)):
         assert (await _streamed(*deltas, message=SAID, finish_reason="stop")).message["content"] == "I begin"
+
+
+@pytest.mark.parametrize("code", [400, "422", "context_length_exceeded"])
+async def test_reply_that_has_begun_is_no_refusal_of_the_request(code: Any) -> None:
+    error = {"error": {"message": "boom", "code": code}}
+    for body in (error, {"choices": [{"delta": {}, **error}]}):
+        with pytest.raises(RequestRefused):
+            await StreamedReply(URL, None, REFUSALS, 10**6).add(json.dumps(body).encode())
+        reply = StreamedReply(URL, Ear(), REFUSALS, 10**6)
+        await reply.add(_chunk("a"))
+        with pytest.raises(EngineUnavailable, match="boom"):
+            await reply.add(json.dumps(body).encode())
+    with pytest.raises(RequestRefused):
+        _parsed({"content": None}, **error)
+    with pytest.raises(Transient):
+        _parsed(SAID, **error)
 
 
 async def test_bare_error_in_a_stream_is_an_error_of_the_engine() -> None:

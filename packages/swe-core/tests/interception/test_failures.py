@@ -238,6 +238,20 @@ async def test_unencodable_piece_breaks(server: InterceptionServer, caplog: pyte
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
 
 
+async def test_wall_budget_that_ends_while_the_engine_tries_again_is_an_error_of_the_engine(
+    server: InterceptionServer,
+) -> None:
+    async def trying(request: ChatRequest, emit: Emit) -> None:
+        request.progress.trouble = "the provider fails (500)"
+        await anyio.sleep_forever()
+
+    async with talk(server, Doing(trying), Budgets(wall=0.01)) as said:
+        said.gate.start()
+        await said.ask(stream=True)
+    assert isinstance(said.gate.failure, EngineUnavailable)
+    assert "(500), until the wall budget ran out" in str(said.gate.failure)
+
+
 @pytest.mark.parametrize("piece", [{"tool_calls": [{"function": {"arguments": 1}}]}, "text"])
 async def test_malformed_piece_fails_its_own_rollout_only(server: InterceptionServer, piece: Any) -> None:
     """Also when the wall budget joins the pieces sent so far."""

@@ -92,9 +92,14 @@ class Progress:
     """The tokens that a call has sampled so far, so that those of an aborted or failed call are counted.
 
     During generation an engine sets `sampled`, or calls `follow` once.
+
+    Attributes:
+        trouble: Why the engine is trying again; None where it is not. A call without a piece that the wall
+            budget cuts is then an error of the engine.
     """
 
     def __init__(self) -> None:
+        self.trouble: str | None = None
         self._make: Callable[[], Sampled | None] = lambda: None
 
     @property

@@ -18,6 +18,7 @@ import tenacity
 from pydantic import SecretStr
 
 from swe_core.api.checks import Check, Finding
+from swe_core.api.engine import Progress
 from swe_core.builtin.bounds import loads
 from swe_core.errors import (
     ConfigError,
@@ -42,6 +43,10 @@ _PLACEHOLDERS = frozenset(
 )
 """Values that users give in place of a key, in lower case. They are not redacted: texts contain them."""
 _TRANSIENT = frozenset({408, 409, 425, 429})
+_REFUSED = frozenset({400, 413, 422})
+"""Statuses for which the agent's request is to blame."""
+_TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error", "request_too_large"})
+"""Codes of errors for which it is to blame too."""
 _SPENT_CODES = frozenset(
     {
         "insufficient_quota",
@@ -85,9 +90,12 @@ def pause(backoff: tenacity.wait.wait_base, attempt: int) -> float:
 
 
 async def with_retries(
-    make: Callable[[], Awaitable[T]], attempts: int, backoff: tenacity.wait.wait_base
+    make: Callable[[], Awaitable[T]], attempts: int, backoff: tenacity.wait.wait_base, progress: Progress
 ) -> T:
     """Return the result of `make`, which is called up to `attempts` times while it raises `Transient`.
+
+    Args:
+        progress: Its `trouble` is the last attempt's.
 
     Raises:
         Transient: The last one's.
@@ -96,11 +104,18 @@ async def with_retries(
         return await make()  # by itself: tenacity costs a tenth of a small request
     except Transient as error:
         made = [error]
+        progress.trouble = str(error)
 
     async def again() -> T:
         if made:  # the first attempt, as tenacity counts them
             raise made.pop()
-        return await make()
+        try:
+            result = await make()
+        except Transient as error:
+            progress.trouble = str(error)
+            raise
+        progress.trouble = None
+        return result
 
     retrying = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception_type(Transient),
@@ -215,11 +230,17 @@ class ErrorTranslator:
             return f"{self.where} cannot be reached ({self.redact(str(error)) or 'connection failed'})"
         return f"{self.where} broke the connection ({type(error).__name__})"
 
-    def in_reply(self, body: Mapping[str, Any]) -> Transient | EngineError:
-        """Return the error in a reply with status 200, or in an event of a stream."""
+    def in_reply(self, body: Mapping[str, Any], *, begun: bool = False) -> Transient | EngineError:
+        """Return the error in a reply with status 200, or in an event of a stream.
+
+        Args:
+            begun: Whether the reply has begun: the provider took the request, so the fault is its own.
+        """
         error = body["error"]
-        code = error.get("code") if isinstance(error, Mapping) else None
-        status = code if isinstance(code, int) and 400 <= code < 600 else 500
+        code = str(error.get("code")) if isinstance(error, Mapping) else ""
+        status = int(code) if re.fullmatch("[45][0-9]{2}", code) else 400 if code in _TOO_LONG else 500
+        if begun and status in _REFUSED:
+            status = 500
         return self._error(status, self._clean(_text_of(body)), body, None)
 
     def unbounded(self, why: object) -> EngineProtocolError:
@@ -237,7 +258,7 @@ class ErrorTranslator:
         if status in _TRANSIENT or status >= 500:
             kind = "has too many requests" if status == 429 else "fails"
             return Transient(f"{self.where} {kind} ({status}){because}", retry_after)
-        if status in (400, 413, 422):
+        if status in _REFUSED:
             return RequestRefused(f"the {self._kind} refuses this request ({status}){because}", status)
         if status == 401 and not self._has_key:
             advice = f"wants a key (401): put it into the environment variable {self._variable!r}"

@@ -29,6 +29,7 @@ from swe_core.errors import (
     ContextOverflow,
     EngineError,
     EngineProtocolError,
+    EngineUnavailable,
     LedgerError,
     RequestRefused,
     sentence,
@@ -344,7 +345,9 @@ class Gate:
             return _Ended(outcome, sampled)
         if isinstance(outcome, RequestRefused):
             return _Ended(outcome, sampled, "failed", sentence(outcome))
-        if call.scope.cancel_called:
+        if call.scope.cancel_called and request.progress.trouble and sampled is None and not call.pieces():
+            outcome = EngineUnavailable(f"{request.progress.trouble}, until the wall budget ran out")
+        elif call.scope.cancel_called:
             self._run_out("wall")
             try:
                 return _Ended(redacted(_cut(call.pieces(), sampled), self._redactor), sampled, "wall")

@@ -41,6 +41,8 @@ _BASE = "what /chat/completions is appended to, most often ending in /v1"
 _OURS = ("model", "messages", "stream")
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _GEMINI_START = "models/"
+_EVENTS = (b"data:", b"event:", b"id:", b":")
+"""Beginnings of streams, which some servers send with another content type, or unasked."""
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +141,7 @@ class OpenAIEngine(Engine):
         limits = [limit for name in _LIMITS if isinstance(limit := body.get(name), int)]
         attempt = partial(self._attempt, orjson.dumps(body), max(limits, default=0), emit)
         try:
-            completion = await with_retries(attempt, self._attempts, _BACKOFF)
+            completion = await with_retries(attempt, self._attempts, _BACKOFF, request.progress)
         except Transient as error:
             raise as_final_error(error, self._attempts) from None
         message = completion.message
@@ -178,7 +180,12 @@ class OpenAIEngine(Engine):
                     raise self._refusals.of(response.status, response.headers, error)
                 if emit is None or response.content_type != "text/event-stream":
                     raw = await bounds.read(response, bounds.EVENT, self._timeout)
-                    return parse_reply(raw, response.headers, self.url, self._refusals)
+                    if not raw.lstrip().startswith(_EVENTS):
+                        return parse_reply(raw, response.headers, self.url, self._refusals)
+                    for event in (parser := EventParser(bounds.EVENT, bounds.EVENT)).feed(raw):
+                        if await reply.add(event):
+                            break
+                    return await reply.completion(parser.feed(b"\n\n"))
                 parser = EventParser(bounds.EVENT, bounds.EVENT + tokens * bounds.WIRE)
                 heard, told = anyio.current_time(), 0
                 async for piece in response.content.iter_any():

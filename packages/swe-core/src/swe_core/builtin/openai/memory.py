@@ -21,6 +21,8 @@ _FUNCTION = frozenset({"name", "arguments"})
 _TEXTS = ("reasoning_content", "reasoning")
 """Names of the field with the reasoning's text."""
 _REASONING = frozenset({*_TEXTS, "reasoning_text", "reasoning_details"})
+_LISTS = frozenset({"reasoning_details", "thinking_blocks"})
+"""Names of fields with parts of the reasoning."""
 _MOST = 64 * 1024 * 1024
 """Bytes that one rollout keeps; with more all is forgotten."""
 
@@ -67,8 +69,8 @@ class Memory:
         with suppress(KeyError, TypeError, AttributeError, ValueError):  # a reply that no agent sends back
             calls = message.get("tool_calls") or ()
             fields = dict(self._others(message, _SAID))
-            if "reasoning_details" in fields:
-                fields["reasoning_details"] = _joined(fields["reasoning_details"])
+            for name in _LISTS & fields.keys():
+                fields[name] = _joined(fields[name])
             reply = _Reply(_ids(calls), fields, [self._call(call) for call in calls])
             key = message_key({**message, "content": text_of(message.get("content"))})
             self._size += len(orjson.dumps(message))
@@ -197,11 +199,18 @@ def _joined(details: Any) -> Any:
     joined: list[dict[str, Any]] = []
     for one in details:
         last = joined[-1] if joined else {}
-        if one.get("index") is None or any(one.get(key) != last.get(key) for key in ("index", "type")):
+        same = all(one.get(key) == last.get(key) for key in ("index", "type"))
+        named = {one.get("id"), last.get("id")} - {None}
+        of_a_block = one.get("type") == "thinking" and not last.get("signature")
+        if not same or len(named) > 1 or (one.get("index") is None and not of_a_block):
             joined.append(dict(one))
             continue
         for key, value in one.items():
-            if key in ("text", "summary", "data") and isinstance(last.get(key), str) and value:
+            if (
+                key in ("text", "summary", "data", "thinking")
+                and isinstance(last.get(key), str)
+                and isinstance(value, str)
+            ):
                 last[key] += value
             elif value is not None:
                 last[key] = value

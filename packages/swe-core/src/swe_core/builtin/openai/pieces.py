@@ -49,7 +49,9 @@ class Pieces:
         """
         clean: dict[str, Any] = {}
         for key, value in delta.items():
-            if value is None:
+            if key == "function_call" and isinstance(value, Mapping) and not delta.get("tool_calls"):
+                key, value = "tool_calls", [{"function": value}]  # as OpenAI once named the only call
+            if value is None or (key == "tool_calls" and not value):
                 continue
             if key == "tool_calls":
                 if calls := [*self._calls_of(value)]:
@@ -92,10 +94,13 @@ class Pieces:
             raise ValueError(f"tool_calls is {type(pieces).__name__}, not a list")
         seen: set[_Call] = set()  # in this delta, which names a call once
         for given in pieces:
+            if given is None:
+                continue
             piece = _read(given)
             before, call = self._last, self._call_of(piece)
             if call is None or (piece.name and call in seen):
                 call = _Call(len(self._calls) if piece.index is None else piece.index)
+                call.name = before.name if before is not None and not piece.name else ""
                 self._calls.append(call)
             seen.add(call)
             for place in ((None, piece.id), (call.place, ""), (call.place, piece.id)):
@@ -173,6 +178,7 @@ class _Call:
         self._starts_over = False
         self._parts: list[str] = []  # since the arguments last started over
         self._size = 0
+        self._is_named_again = False  # alone: arguments that follow are perhaps those of another call
         self._prefix = ObjectPrefix()
         self._whole: list[list[str]] = []  # the `_parts` that were an object
 
@@ -183,9 +189,9 @@ class _Call:
             is_moved: Whether the piece has a new index.
         """
         text = piece.arguments
-        if not piece.name or not self.name:
-            return True
         begins = text.lstrip().startswith("{")
+        if not piece.name or not self.name:
+            return not (self._is_named_again and begins)
         if is_moved or (piece.id and self.id and piece.id != self.id):  # perhaps new for each piece
             is_cut = self._size > 0 and not self._prefix.whole
             is_more = len(text) > self._size and self._is_repeated(text)
@@ -210,6 +216,9 @@ class _Call:
                 known.setdefault(key, value)
         text = piece.arguments
         if not text:
+            self._is_named_again = (
+                bool(piece.name) and self._prefix.whole and not (piece.id or self._is_empty)
+            )
             return
         if self._is_repeated(text) or (self._prefix.whole and text.lstrip().startswith("{")):
             self._starts_over = True

@@ -33,6 +33,7 @@ _REASONS = {
 """Finish reasons of providers → OpenAI's."""
 _BROKEN = re.compile(
     "error|fail|malformed|missing|unexpected|too_many|abort|cancel|time_?out|unavailable|overload|insufficient"
+    "|interrupt|disconnect|exception|invalid|internal|rate_?limit|quota|preempt"
 )
 """In a finish reason that no model has: the provider broke the reply off, or lost a call of the model."""
 _MOST_TOKENS = 2**53
@@ -98,7 +99,7 @@ def parse_reply(
     try:
         reply = _Reply.model_validate(body)
         choice = reply.choices[0]
-        _raise_broken(choice, refusals)
+        _raise_broken(choice, refusals, begun=_says_something(choice.message))
         check_calls(choice.message.get("tool_calls"))
         pieces.add(_numbered(choice.message))
         pieces.rest()
@@ -198,13 +199,13 @@ class StreamedReply:
 
     async def _take(self, body: object, data: bytes) -> None:
         try:
-            _raise_error(body, self._refusals)
+            _raise_error(body, self._refusals, begun=self.told > 0)
             chunk = _Chunk.model_validate(body)
             for piece in chunk.choices or ():
                 if self._choice is None:
                     self._choice = piece.index
                 if piece.index in (None, self._choice):
-                    _raise_broken(piece, self._refusals)
+                    _raise_broken(piece, self._refusals, begun=self.told > 0)
                     self._finish = piece.finish_reason or self._finish
                     delta = piece.delta
                     if delta is None and not self.told:  # a whole reply, which may also repeat the pieces
@@ -279,18 +280,18 @@ def _numbered(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": numbered}
 
 
-def _raise_error(body: object, refusals: ErrorTranslator) -> None:
-    """Raise the error that a body is or has."""
+def _raise_error(body: object, refusals: ErrorTranslator, *, begun: bool = False) -> None:
+    """Raise the error that a body is or has; `begun`: whether the reply has."""
     if isinstance(body, Mapping):
         if body.get("error"):
-            raise refusals.in_reply(body)
+            raise refusals.in_reply(body, begun=begun)
         if "choices" not in body and any(body.get(key) for key in ("message", "detail")):
-            raise refusals.in_reply({"error": body})
+            raise refusals.in_reply({"error": body}, begun=begun)
 
 
-def _raise_broken(choice: _Choice | _Piece, refusals: ErrorTranslator) -> None:
+def _raise_broken(choice: _Choice | _Piece, refusals: ErrorTranslator, *, begun: bool) -> None:
     """Raise the error that a choice has, or that only its finish reason names."""
-    _raise_error({"error": choice.error}, refusals)
+    _raise_error({"error": choice.error}, refusals, begun=begun)
     for reason in (choice.finish_reason, choice.native_finish_reason):
         if _BROKEN.search(str(reason).lower()):
             raise refusals.in_reply({"error": f"the reply ended with the finish reason {reason!r}"})
@@ -300,6 +301,8 @@ def _completion(
     message: dict[str, Any], finish: object, usage: object, model: object, refusals: ErrorTranslator
 ) -> Completion:
     reason = _REASONS.get(re.sub(r"[\s-]", "_", str(finish).lower()))
+    if reason == "tool_calls" and not message.get("tool_calls"):  # they were lost
+        reason = None
     if reason is None and not _says_something(message):
         raise refusals.in_reply({"error": f"an empty reply ended with the finish reason {finish!r}"})
     if reason in (None, "stop"):  # agents cannot do without, and look for their calls

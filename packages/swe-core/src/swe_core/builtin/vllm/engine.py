@@ -389,7 +389,9 @@ class VLLMEngine(Engine):
         generation, meagre = call.generation, 0
         while generation.finish is None:
             before = len(generation.ids)
-            await with_retries(partial(self._attempt, client, call), self._attempts, _BACKOFF)
+            await with_retries(
+                partial(self._attempt, client, call), self._attempts, _BACKOFF, generation.progress
+            )
             meagre = meagre + 1 if len(generation.ids) - before < _FEW else 0
             if generation.finish is None and meagre:
                 if meagre == _MEAGRE:

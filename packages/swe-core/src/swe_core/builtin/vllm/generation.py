@@ -25,6 +25,7 @@ class Generation:
     Attributes:
         ids: What was sampled so far.
         finish: Why it ended, None while it has not.
+        progress: What the gate knows of it.
 
     Args:
         limit: Ids at most.
@@ -57,6 +58,7 @@ class Generation:
         self._logprobs: list[float] = []
         self._versions: list[int] = []
         self._counts: list[int] = []  # of the ids that each of `_versions` sampled
+        self.progress = progress
         progress.follow(self._so_far)
 
     @property

@@ -37,7 +37,6 @@ _NOT_GIVEN: dict[str, tuple[Any, str]] = {
     "top_logprobs": (0, "replies carry no log-probabilities"),
     "modalities": (["text"], "replies are text"),
     "audio": (None, "replies are text"),
-    "web_search_options": (None, "nothing is searched in the web"),
     "moderation": (None, "nothing is moderated"),
 }
 """Options that change the form of replies → their harmless value (as null is), and the reason."""
@@ -150,8 +149,16 @@ def _leave_out(body: dict[str, Any]) -> None:
     """Leave out the tools that nothing here runs, and what the request says about them."""
     tools, choice = body.get("tools") or (), body.get("tool_choice")
     shown = [tool for tool in tools if not is_hosted(tool.get("type"))]
-    if isinstance(choice, dict) and is_hosted(choice.get("type")):
-        del body["tool_choice"]
+    body.pop("web_search_options", None)
+    if isinstance(choice, dict):
+        allowed = choice.get("allowed_tools")
+        named = allowed.get("tools") if isinstance(allowed, dict) else [choice]
+        if isinstance(named, list):
+            kept = [tool for tool in named if not (isinstance(tool, dict) and is_hosted(tool.get("type")))]
+            if named and not kept:
+                del body["tool_choice"]
+            elif isinstance(allowed, dict):
+                body["tool_choice"] = {**choice, "allowed_tools": {**allowed, "tools": kept}}
     if len(shown) < len(tools):
         body["tools"] = shown
         for key in ("tools", "tool_choice", "parallel_tool_calls") if not shown else ():
@@ -174,8 +181,8 @@ def _canonical(index: int, message: object) -> Message:
         raise BadRequest(f"messages[{index}]: {error}") from None
     if role == "tool":
         call_id = message.get("tool_call_id")
-        if isinstance(call_id, str):
-            canonical["tool_call_id"] = call_id
+        if isinstance(call_id, str | int):  # as `_calls` reads it
+            canonical["tool_call_id"] = str(call_id)
     elif role == "assistant":
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         if reasoning and isinstance(reasoning, str):

@@ -19,7 +19,8 @@ _DEPTH = 128
 """Levels of objects and lists in a request. orjson writes 254, and a record adds some."""
 _HOSTED = (
     *("web_search", "web_fetch", "file_search", "image_generation", "code_interpreter", "code_execution"),
-    *("computer", "mcp", "local_shell"),
+    *("computer", "mcp", "local_shell", "tool_search", "advisor", "x_search", "collections_search"),
+    *("browser_search", "google_search", "url_context", "openrouter:", "programmatic_tool_calling"),
 )
 """Types of tools, or their beginnings, that agents offer unasked. The model does not see such tools."""
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -51,6 +51,7 @@ _HOSTED = frozenset(
     {
         *("google_search", "google_search_retrieval", "google_maps", "enterprise_web_search", "retrieval"),
         *("url_context", "code_execution", "file_search", "computer_use", "mcp_servers"),
+        "parallel_ai_search",
     }
 )
 """Tools that agents offer unasked and this endpoint does not run. The model does not see them."""

@@ -25,7 +25,6 @@ from swe_core.interception.dialects.messages_reply import MessagesReply, Thought
 _NOT_GIVEN: dict[str, tuple[Any, str]] = {
     "compaction": (None, "nothing is compacted"),
     "container": (None, "there are no containers"),
-    "mcp_servers": ([], "this endpoint runs no tools itself"),
     "prefill": (None, "the model's own reply cannot be begun by the client"),
     "thread": (None, "no conversations are kept"),
 }
@@ -108,6 +107,8 @@ def _tools(given: Sequence[Any]) -> tuple[list[dict[str, Any]], dict[str, dict[s
     """Return the tools in chat-completions form, and the functions that are shown later, by name."""
     tools: list[dict[str, Any]] = []
     deferred: dict[str, dict[str, Any]] = {}
+    kinds = [str(tool.get("type")) for tool in given if isinstance(tool, dict)]
+    searched = any(kind.startswith("tool_search") for kind in kinds)  # by the API, which nothing does here
     for index, tool in enumerate(given):
         at = f"tools.{index}"
         if not isinstance(tool, dict):
@@ -127,7 +128,7 @@ def _tools(given: Sequence[Any]) -> tuple[list[dict[str, Any]], dict[str, dict[s
             raise BadRequest(f"{at}.input_schema is {kind_of(schema)}; send an object")
         described = {"description": tool["description"]} if tool.get("description") else {}
         function = {"name": name, **described, "parameters": schema}
-        if tool.get("defer_loading"):
+        if tool.get("defer_loading") and not searched:
             deferred[name] = function
         else:
             tools.append({"type": "function", "function": function})

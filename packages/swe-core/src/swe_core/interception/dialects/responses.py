@@ -171,6 +171,8 @@ def _choice(body: Mapping[str, Any], functions: Mapping[Origin, Mapping[str, Any
     choice = body.get("tool_choice")
     if isinstance(choice, dict) and is_hosted(choice.get("type")):
         choice = None
+    elif isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        choice = _allowed(choice, functions)
     elif isinstance(choice, dict):
         wanted = Origin(str(choice.get("name")), is_custom=choice.get("type") == "custom")
         if choice.get("type") not in ("function", "custom") or wanted not in functions:
@@ -183,6 +185,23 @@ def _choice(body: Mapping[str, Any], functions: Mapping[Origin, Mapping[str, Any
     if choice == "required" and not body.get("tools"):
         raise BadRequest("'tool_choice' is 'required' without a tool; send one")
     return {}
+
+
+def _allowed(
+    choice: Mapping[str, Any], functions: Mapping[Origin, Mapping[str, Any]]
+) -> dict[str, Any] | None:
+    """Return a choice of some tools in chat-completions form; None where it names no function."""
+    named = choice.get("tools")
+    if not isinstance(named, list) or not all(isinstance(tool, dict) for tool in named):
+        raise BadRequest(f"'tool_choice.tools' is {kind_of(named)}; send a list of tools")
+    wanted = [Origin(str(tool.get("name")), is_custom=tool.get("type") == "custom") for tool in named]
+    tools = [
+        {"type": "function", "function": {"name": functions[one]["name"]}}
+        for one in wanted
+        if one in functions
+    ]
+    allowed = {"mode": choice.get("mode") or "auto", "tools": tools}
+    return {"type": "allowed_tools", "allowed_tools": allowed} if tools else None
 
 
 def _format(given: object) -> dict[str, Any] | None:

@@ -84,7 +84,7 @@ def functions_of(tools: Sequence[Any], where: str = "tools") -> dict[Origin, dic
                 "name": origin.name,
                 **(as_function(tool, at) if origin.is_custom else _given(tool)),
             }
-        elif not is_hosted(kind) and not str(kind).startswith("tool_search"):
+        elif not is_hosted(kind):
             raise BadRequest(
                 f"{at} has the type {kind!r}, which this endpoint cannot run; send tools of type function, "
                 "custom or namespace"
