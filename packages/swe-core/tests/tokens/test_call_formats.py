@@ -207,6 +207,17 @@ def test_typed_marks_stay_text(model: str) -> None:
     assert typed in renderer.text(ids)
 
 
+def test_text_around_calls_and_calls_in_one_block_are_kept() -> None:
+    call = "<function={}>\n<parameter=a>\nx\n</parameter>\n</function>"
+    said = f"One.\n<tool_call>\n{call.format('run')}\n</tool_call>\nTwo.\n<tool_call>\n{call.format('run')}\n"
+    said += f"{call.format('edit')}\n</tool_call> Three.<|im_end|>"
+    parsed = made("Qwen3-Coder").parse(tokenizer_of("Qwen3-Coder").encode(said), [], None)
+    assert parsed.content == "One.\nTwo.\nThree."
+    assert [(name, arguments) for name, arguments, _ in parsed.calls] == [
+        (name, '{"a": "x"}') for name in ("run", "run", "edit")
+    ]
+
+
 def test_template_that_only_tells_how_to_call_is_read() -> None:
     """As SmolLM3's, which prints no past calls."""
     told = 'Write <tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>.'
