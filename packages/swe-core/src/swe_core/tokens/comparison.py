@@ -61,17 +61,10 @@ class Comparison:
         self._tokenizer = tokenizer
         self._source = source
         self._kwargs = dict(kwargs)
-        self._on = {**kwargs, "enable_thinking": True}
-        self._can_think = "enable_thinking" in source and self._on != self._kwargs
-        # Renderer → the probes on which it differs, once known: as given, and with thinking on.
-        self._found: dict[Renderer, list[str]] = {}
-        self._found_on: dict[Renderer, list[str]] = {}
+        self._found: dict[Renderer, list[str]] = {}  # the probes on which one differs, once known
 
     def recognise(self, known: str | None = None) -> FamilyRenderer | None:
-        """Return the family with the template's format; None without one.
-
-        The family gives the template's ids on every turn. If none does, it does so with thinking on, and its
-        first prompt differs least: with thinking off some families keep empty thinking that templates drop.
+        """Return the family that gives the template's ids on every turn; None without one.
 
         Args:
             known: The family of the model's name: the first choice among equals.
@@ -80,61 +73,24 @@ class Comparison:
         if known is not None:
             families.insert(0, known)
         for family in families:
-            candidate = self._family(family, self._kwargs)
-            if candidate is not None and _agrees(candidate, self._prompts):
+            try:
+                candidate = FamilyRenderer(self._tokenizer, family, self._kwargs, self._guard)
+            except ConfigError:
+                continue
+            if _agrees(candidate, self._prompts):
                 self._found[candidate] = []
                 return candidate
-        close = [candidate for family in families for candidate in self._close(family)]
-        return min(close, key=lambda candidate: len(self._differing(candidate)), default=None)
+        return None
 
     def differences(self, renderer: Renderer) -> tuple[str, ...]:
         """Return where the renderer differs from the template: see `Renderer.differs`."""
-        names = self._differing(renderer)
-        on = self._differing_on(renderer) if names else names
-        others = [name for name in names if name in on]
-        kept = others != names or self._keeps_thinking(renderer)
-        return (*others, THINKING) if kept else tuple(others)
-
-    def starts(self, renderer: Renderer) -> bool:
-        """Return whether the renderer gives the template's ids for the first prompt of a chat."""
-        first = PROBES[CHAT][:1]
-        return any(
-            _same(renderer, prompt)
-            for prompt in self._prompts
-            if prompt.messages == first and prompt.tools is None
-        )
-
-    def _close(self, family: str) -> Iterator[FamilyRenderer]:
-        thinking = self._family(family, self._on) if self._can_think else None
-        if thinking is None or not _agrees(thinking, self._prompts_on):
-            return
-        for options in (self._kwargs, {"enable_thinking": False, **self._kwargs}):
-            candidate = self._family(family, options)
-            if candidate is not None and self.starts(candidate):
-                self._found_on[candidate] = []
-                yield candidate
-
-    def _differing(self, renderer: Renderer) -> list[str]:
         if isinstance(renderer, TemplateRenderer) and renderer.source == self._source:
-            return []
-        if renderer not in self._found:
-            self._found[renderer] = _differing(renderer, self._prompts)
-        return self._found[renderer]
-
-    def _differing_on(self, renderer: Renderer) -> list[str]:
-        """Return the same with thinking on; as given where that is impossible or the first prompts differ."""
-        if renderer in self._found_on:
-            return self._found_on[renderer]
-        thinking = None
-        if self._can_think and isinstance(renderer, FamilyRenderer) and self.starts(renderer):
-            thinking = self._family(renderer.family, self._on)
-        return self._differing(renderer) if thinking is None else _differing(thinking, self._prompts_on)
-
-    def _family(self, family: str, kwargs: Mapping[str, Any]) -> FamilyRenderer | None:
-        try:
-            return FamilyRenderer(self._tokenizer, family, kwargs, self._guard)
-        except ConfigError:
-            return None
+            names: list[str] = []
+        elif renderer in self._found:
+            names = self._found[renderer]
+        else:
+            names = _differing(renderer, self._prompts)
+        return (*names, THINKING) if self._keeps_thinking(renderer) else tuple(names)
 
     @cached_property
     def _template(self) -> ChatTemplate:
@@ -143,10 +99,6 @@ class Comparison:
     @cached_property
     def _prompts(self) -> list[_Prompt]:
         return _prompts(self._template)
-
-    @cached_property
-    def _prompts_on(self) -> list[_Prompt]:
-        return _prompts(ChatTemplate(self._tokenizer, self._source, self._on))
 
     def _keeps_thinking(self, renderer: Renderer) -> bool:
         """Return whether a prompt keeps thinking before a new user message, where the template drops it."""

@@ -86,11 +86,7 @@ def load_renderer(
         family = comparison.recognise(known)
         made = family if family is not None and family.how == "bridge" else None
     if made is None:
-        own = TemplateRenderer(loaded, source, template_kwargs=kwargs, calls=calls, guard=guard)
-        made = own
-        if renderer == "auto" and not own.extends:
-            fits = family is None and named is not None and comparison.starts(named)
-            made = family or (named if fits else None) or own
+        made = TemplateRenderer(loaded, source, template_kwargs=kwargs, calls=calls, guard=guard)
     if isinstance(made, FamilyRenderer):
         made.calls = calls
     made.differs = comparison.differences(made)
