@@ -379,6 +379,38 @@ async def test_verdict_whose_reward_cannot_be_shaped_is_kept_and_ends_the_run(be
     bench.accounted()
 
 
+async def test_agent_that_leaves_while_the_engine_tries_again_is_no_verdict(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later reply makes up for it."""
+    tried = anyio.Event()
+
+    async def trying(request: ChatRequest, session: EngineSession, emit: Emit | None = None) -> Completion:
+        if request.messages[-1]["content"] == "again":
+            return Completion({"role": "assistant", "content": "here"})
+        request.progress.trouble = "the provider fails (500)"
+        tried.set()
+        return await anyio.sleep_forever()
+
+    async def leaving(caller: Caller) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(caller.ask, ("user", "hello"))
+            await tried.wait()
+            group.cancel_scope.cancel()
+
+    async def returning(caller: Caller) -> None:
+        await leaving(caller)
+        await caller.ask(("user", "again"))
+
+    monkeypatch.setattr(bench.engine, "complete", trying)
+    failures = []
+    for request, talk in zip((bench.first, bench.second), (leaving, returning), strict=True):
+        bench.agent.talk = talk
+        failures.append((await bench.runner.run(request)).rollout.failure)
+    assert (failures[0].boundary, failures[0].type, failures[1]) == ("engine", "EngineUnavailable", None)
+    assert "fails (500), until the agent ended" in failures[0].message
+
+
 async def test_failing_auxiliary_of_an_agent_fails_the_rollout(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

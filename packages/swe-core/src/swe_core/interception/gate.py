@@ -80,6 +80,8 @@ class Gate:
         finish_reason: Why the last reply ended, auxiliary calls aside; None before the first.
         failure: The first error of the engine, or of the agent's `auxiliary` or `summary`, that ends the
             rollout; None until then. Afterwards no call reaches the engine. `RequestRefused` ends no rollout.
+        trouble: Why the engine was trying a call again when the agent left it; None where a later call has
+            a reply.
         submitted: Whether the agent submitted its work.
         called: Set by the first call.
         refusals: Number of requests that were invalid in their dialect.
@@ -113,6 +115,7 @@ class Gate:
         self.finish_reason: str | None = None
         self._token_log: TokenLog | None = None  # made with the first tokens: it needs numpy
         self.failure: EngineError | AgentError | None = None
+        self.trouble: str | None = None
         self.submitted = False
         self.called = anyio.Event()
         self.refusals = 0
@@ -336,6 +339,9 @@ class Gate:
 
     def _ended(self, call: Call, request: ChatRequest, outcome: Completion | Exception | None) -> _Ended:
         sampled = outcome.sampled if isinstance(outcome, Completion) else request.progress.sampled
+        trouble = None if sampled is not None or call.pieces() else request.progress.trouble
+        if request.auxiliary is None and (trouble or isinstance(outcome, Completion)):
+            self.trouble = trouble
         if call.abandoned or self._closing is not None:  # even if the engine finished
             text = GONE if call.abandoned else OVER
             return _Ended(RolloutOver(text), sampled, "aborted", text)
@@ -345,8 +351,8 @@ class Gate:
             return _Ended(outcome, sampled)
         if isinstance(outcome, RequestRefused):
             return _Ended(outcome, sampled, "failed", sentence(outcome))
-        if call.scope.cancel_called and request.progress.trouble and sampled is None and not call.pieces():
-            outcome = EngineUnavailable(f"{request.progress.trouble}, until the wall budget ran out")
+        if call.scope.cancel_called and trouble:
+            outcome = EngineUnavailable(f"{trouble}, until the wall budget ran out")
         elif call.scope.cancel_called:
             self._run_out("wall")
             try:

@@ -16,7 +16,7 @@ from swe_core.api.records import Turn
 from swe_core.api.rollout_request import Observer, RolloutRequest
 from swe_core.api.sandbox import Process, Sandbox, Stream
 from swe_core.api.task import Task
-from swe_core.errors import AgentError, AgentTimeout, NoLLMCall, SandboxError, raised_as
+from swe_core.errors import AgentError, AgentTimeout, EngineUnavailable, NoLLMCall, SandboxError, raised_as
 from swe_core.interception.gate import Gate
 from swe_core.rollout.agent_output import AgentOutput
 from swe_core.rollout.dialogue import Dialogue, converse
@@ -105,6 +105,8 @@ async def run_agent(
             run.exit_code = await _watched(gate, request, agent, ctx, sandbox, output)
     if gate is not None and gate.failure is not None:
         raise gate.failure
+    if gate is not None and gate.trouble and not (gate.submitted or gate.ended_by):
+        raise EngineUnavailable(f"{gate.trouble}, until the agent ended")
     silent = gate is not None and not gate.called.is_set()
     if gate is None or not (gate.submitted or gate.ended_by is not None):
         if clock.cancelled_caught or run.exit_code is None:

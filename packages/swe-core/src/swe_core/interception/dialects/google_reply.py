@@ -72,7 +72,7 @@ class _GoogleReply(Reply):
         thought = message.get("reasoning_content") or message.get("reasoning")
         if self._with_thoughts and thought and isinstance(thought, str):
             parts.append({"text": thought, "thought": True})
-        if text := text_of(message.get("content")):
+        if text := text_of(message.get("content") or message.get("refusal")):
             parts.append({"text": text})
         return parts
 

@@ -64,7 +64,7 @@ class MessagesReply(Reply):
             hides = self._thoughts == "signed"
             signature = signature_of(thought) if hides else _SIGNATURE
             content.append({"type": "thinking", "thinking": "" if hides else thought, "signature": signature})
-        if text := text_of(message.get("content")):
+        if text := text_of(message.get("content") or message.get("refusal")):
             content.append({"type": "text", "text": text})
         for piece in whole(message).get("tool_calls") or ():
             call = _Call(piece)
@@ -99,7 +99,7 @@ class MessagesReply(Reply):
                 self._reasoning.append(thought)
             else:
                 yield self._piece("thinking_delta", "thinking", thought)
-        if text := text_of(delta.get("content")):
+        if text := text_of(delta.get("content") or delta.get("refusal")):
             yield from self._open("text", {"type": "text", "text": ""})
             yield self._piece("text_delta", "text", text)
         for piece in delta.get("tool_calls") or ():

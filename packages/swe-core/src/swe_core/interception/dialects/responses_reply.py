@@ -26,6 +26,9 @@ from swe_core.interception.dialects.responses_output import (
     ReasoningItem,
 )
 
+_CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""Finish reasons of replies that are incomplete."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -158,13 +161,14 @@ class ResponsesReply(Reply):
 
     def _complete(self, completion: Completion) -> dict[str, Any]:
         """End the output, and return the complete response."""
-        cut = completion.finish_reason == "length"
+        reason = _CUT.get(completion.finish_reason)
+        cut = reason is not None
         if all(isinstance(item, ReasoningItem) for item in self._items):
             self._items.append(MessageItem())  # so that the client has a message to send back
         self._write(ended=True, cut=cut)
         response = self._response("incomplete" if cut else "completed", usage=_usage(completion.usage))
         if cut:
-            response["incomplete_details"] = {"reason": "max_output_tokens"}
+            response["incomplete_details"] = {"reason": reason}
         if self._asked.store:
             self._asked.memory.keep(response["id"], self._asked.history, self._output)
         return response
