@@ -74,6 +74,18 @@ CALLS: dict[str, tuple[list[Any], list[tuple[str, str]]]] = {
         [("sh", ONE), ("sh", TWO)],
     ),
     "named again at the end": ([_call(0, "", "sh", t) for t in (ONE, "")], [("sh", ONE)]),
+    "fresh index without name and id": (
+        [_call(0, "x", "sh", BEGUN), _call(1, None, None, REST), _call(2, "", "", None)],
+        [("sh", ONE)],
+    ),
+    "in one text": (
+        [_call(i, "x", "sh", t) for i, t in enumerate((ONE * 3, "{}" + TWO))],
+        [("sh", ONE), ("sh", TWO)],
+    ),
+    "in one text, cut": ([_call(0, "x", "sh", t) for t in (BEGUN, REST + ONE)], [("sh", ONE)]),
+    "in a text": ([_call(0, "x", "sh", json.dumps(ONE))], [("sh", ONE)]),
+    "null as a text": ([_call(0, "x", "sh", "null")], [("sh", "{}")]),
+    "two in one text": ([_call(0, "x", "sh", ONE + TWO)], [("sh", ONE + TWO)]),
     "null": ([[None, _call(0, "x", "sh", ONE)]], [("sh", ONE)]),
     "no arguments": ([_call(0, "x", "now", None), _call(0, "y", "sh", ONE)], [("now", "{}"), ("sh", ONE)]),
     "objects": ([_call(0, "x", "sh", {"a": "one"}), _call(0, "y", "sh", [1])], [("sh", ONE), ("sh", "[1]")]),
@@ -209,9 +221,9 @@ async def test_broken_off_reply_is_an_error_of_the_engine(choice: dict[str, Any]
 
 
 async def test_empty_reply_without_a_reason_is_an_error_of_the_engine() -> None:
-    for reason in ("other", "tool_calls"):
+    for reason in ("other", "tool_calls", None):
         with pytest.raises(Transient, match="an empty reply"):
-            _parsed({"content": None}, finish_reason=reason)
+            _parsed({"content": None, "reasoning": "hm"}, finish_reason=reason)
     with pytest.raises(Transient, match="an empty reply"):
         await _streamed({"content": ""})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from json import JSONDecoder
 from typing import Any
 from uuid import uuid4
 
@@ -21,6 +22,9 @@ _THOUGHTS = ("thinking", "reasoning")
 """Beginnings of the types of parts that are reasoning."""
 _INSIDE = ("text", *_THOUGHTS, "refusal", "content", "value")
 """Fields of a part that hold its text, or further parts."""
+_REPEATS = 100
+"""Objects in the arguments of one call, at most."""
+_DECODER = JSONDecoder()
 _DEEPEST = 8
 """Levels of parts inside parts."""
 
@@ -100,7 +104,8 @@ class Pieces:
             before, call = self._last, self._call_of(piece)
             if call is None or (piece.name and call in seen):
                 call = _Call(len(self._calls) if piece.index is None else piece.index)
-                call.name = before.name if before is not None and not piece.name else ""
+                if before is not None and not (piece.name or piece.id):  # it was named again for this
+                    call.name = before.name
                 self._calls.append(call)
             seen.add(call)
             for place in ((None, piece.id), (call.place, ""), (call.place, piece.id)):
@@ -119,7 +124,7 @@ class Pieces:
         else:
             call = self._by_place.get((piece.index, piece.id)) or self._by_place.get((piece.index, ""))
         is_moved = call is None
-        call = call or named
+        call = call or named or (None if piece.name or piece.id else self._last)
         return call if call is not None and call.goes_on(piece, is_moved) else None
 
     def _news(self, call: _Call) -> Iterator[dict[str, Any]]:
@@ -234,7 +239,8 @@ class _Call:
 
     def news(self, *, ended: bool) -> str:
         """Return the arguments that nothing replaces any more; `ended`: whether another call has begun."""
-        if self._starts_over or (self._prefix.whole and (not ended or self._is_empty)):
+        prefix = self._prefix
+        if self._starts_over or prefix.broken or (prefix.whole and (not ended or self._is_empty)):
             return ""
         text = "".join(self._waiting)
         self._relayed += self._waiting
@@ -247,6 +253,8 @@ class _Call:
         if self._starts_over and not _is_object(text):
             whole = ("".join(parts) for parts in reversed(self._whole))
             text = next((found for found in whole if found.startswith(relayed)), text)
+        if not _is_object(text) and (meant := _meant(text)).startswith(relayed):
+            text = meant
         return (text or ("{}" if self.name else ""))[len(relayed) :]
 
     @property
@@ -294,6 +302,27 @@ def _is_object(text: str) -> bool:
     except orjson.JSONDecodeError:
         (prefix := ObjectPrefix()).add(text)  # reads numbers beyond floats, and halves of surrogate pairs
         return prefix.whole
+
+
+def _meant(text: str) -> str:
+    """Return the object that arguments stand for: a string holds it, it is there several times, perhaps after
+    empty ones, or null is in place of an empty one. Others are returned as they are.
+    """
+    known: list[Any] = []
+    at, found = 0, text
+    try:
+        while at < len(text) and len(known) < _REPEATS:
+            value, end = _DECODER.raw_decode(text, at)
+            known.append(value)
+            at, found = end, text[at:end]
+    except (ValueError, RecursionError):
+        return text
+    if len(known) == 1 and isinstance(known[0], str) and _is_object(known[0]):
+        return known[0]
+    if known in ([None], [""]):
+        return "{}"
+    is_one = bool(known) and at == len(text) and isinstance(known[-1], dict)
+    return found if is_one and all(value in ({}, known[-1]) for value in known) else text
 
 
 def _is_thought(part: object) -> bool:

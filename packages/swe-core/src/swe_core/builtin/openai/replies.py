@@ -303,7 +303,7 @@ def _completion(
     reason = _REASONS.get(re.sub(r"[\s-]", "_", str(finish).lower()))
     if reason == "tool_calls" and not message.get("tool_calls"):  # they were lost
         reason = None
-    if reason is None and not _says_something(message):
+    if reason is None and not any(message.get(key) for key in ("content", "refusal", "tool_calls")):
         raise refusals.in_reply({"error": f"an empty reply ended with the finish reason {finish!r}"})
     if reason in (None, "stop"):  # agents cannot do without, and look for their calls
         reason = "tool_calls" if message.get("tool_calls") else "stop"
