@@ -281,6 +281,28 @@ async def test_bare_error_in_a_stream_is_an_error_of_the_engine() -> None:
         await reply.add(b'{"object": "error", "message": "boom", "code": 503}')
 
 
+@pytest.mark.parametrize(
+    ("text", "usage", "said"),
+    [
+        (b"a", b"NaN", "a"),
+        (b"a", b"1e999", "a"),
+        (rb"\ud83d", b"1", "?"),
+        (b"a\xf0", b"1", "a\ufffd"),
+        (b"\t", b"1", "\t"),
+    ],
+)
+async def test_json_of_lax_writers_is_read(text: bytes, usage: bytes, said: str) -> None:
+    body = (
+        b'{"choices": [{"%%b": {"content": "%b"}, "finish_reason": "stop"}], "usage": {"prompt_tokens": %b}}'
+    )
+    body %= text, usage
+    assert parse_reply(body % b"message", {}, URL, REFUSALS).message["content"] == said
+    reply = StreamedReply(URL, None, REFUSALS, 10**6)
+    for event in (b"null", body % b"delta", b"[DONE]"):
+        await reply.add(event)
+    assert (await reply.completion()).message["content"] == said
+
+
 async def test_cut_event_is_no_reply() -> None:
     reply = StreamedReply(URL, None, REFUSALS, 10**6)
     with pytest.raises(Transient, match="ended early"):

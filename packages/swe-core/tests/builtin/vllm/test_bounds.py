@@ -136,7 +136,7 @@ LONG = "x" * (bounds.NAME + 1)
 @pytest.mark.parametrize(
     ("choices", "what"),
     [
-        ([calls(*({"index": at} for at in range(101)))], "100 tool calls"),
+        ([calls(*({"index": at, "id": f"{at}"} for at in range(101)))], "100 tool calls"),
         ([calls({"index": 0, "id": LONG})], "an id or a name"),
         ([calls({"index": 0, "id": "c", "function": {"name": LONG, "arguments": "{}"}})], "an id or a name"),
         ([orjson.Fragment(DEEP.replace(b'"delta"', b'"message":{},"delta"'))], "128 levels"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -165,7 +167,8 @@ class StreamedReply:
             self._done = True
             return True
         try:
-            await self._take(loads(data), data)
+            if body := _loads(data):
+                await self._take(body, data)
         except orjson.JSONDecodeError:
             lines = data.split(b"\n")
             if len(lines) == 1:
@@ -262,13 +265,43 @@ class StreamedReply:
 
 def _json(content: bytes, headers: Mapping[str, str], url: str) -> Any:
     try:
-        return loads(content)
+        return _loads(content)
     except orjson.JSONDecodeError:
         what = "an HTML page" if is_html(headers, content) else "something that is not JSON"
         raise EngineProtocolError(
             f"the provider at {url!r} answered {what}: check that the URL is the API's base, most often "
             "ending in /v1"
         ) from None
+
+
+def _loads(raw: bytes) -> Any:
+    """Return the value of a provider's JSON, also of what only lax writers take for it: NaN and numbers
+    beyond floats are null, and halves of surrogate pairs and bytes that are no UTF-8 a mark.
+
+    Raises:
+        orjson.JSONDecodeError: It is none.
+        OutOfBounds: It has too many values or levels.
+    """
+    try:
+        return loads(raw)
+    except orjson.JSONDecodeError as error:
+        problem = error
+    if values(raw) > MAX_VALUES:
+        raise OutOfBounds(f"more than {MAX_VALUES} values")
+    try:
+        value = _LAX.decode(raw.decode(errors="replace").strip())
+        text = json.dumps(value, ensure_ascii=False).encode(errors="replace")
+    except (ValueError, RecursionError):
+        raise problem from None
+    return loads(text)
+
+
+def _number(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+_LAX = json.JSONDecoder(parse_float=_number, parse_constant=lambda _: None, strict=False)
 
 
 def _numbered(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,6 +64,10 @@ class ChatCompletions(Dialect):
         for index, tool in enumerate(body.get("tools") or ()):
             if not isinstance(tool, dict):
                 raise BadRequest(f"tools[{index}] is {kind_of(tool)}; send an object")
+            if tool.get("type") == "custom":
+                raise BadRequest(
+                    f"tools[{index}] has the type 'custom', which is not supported here; send functions"
+                )
         _leave_out(body)
         n = body.get("n")
         if n is True or n not in (None, 1):
