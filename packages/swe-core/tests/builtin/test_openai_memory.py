@@ -112,6 +112,14 @@ def test_equal_replies_keep_their_order() -> None:
     assert [one["reasoning"] for one in sent if one["role"] == "assistant"] == ["one", "two", "four"]
 
 
+def test_reply_that_its_ids_name_counts_among_equal_ones() -> None:
+    memory = Memory(None)
+    for text in ("one", "two"):
+        memory.keep(asked(GO), said(call("call_0"), reasoning=text))
+    sent = restored(memory, said(call("call_0")), GO, said(call("call_1")))
+    assert [one["reasoning"] for one in sent[::2]] == ["one", "two"]
+
+
 def test_streamed_details_are_one() -> None:
     memory = Memory(None)
     pieces = [{"type": "reasoning.text", "text": text, "index": 0} for text in "hm"]

@@ -131,11 +131,11 @@ class Memory:
 
     def _next(self, places: Sequence[Hashable], met: Counter[Hashable]) -> _Reply | None:
         """Return the next reply at the first of `places` that has any; the last one stays."""
+        met.update(places)
         found = next((place for place in places if place in self._replies), None)
         if found is None:
             return None
         replies = self._replies[found]
-        met[found] += 1
         return replies[min(met[found], len(replies)) - 1]
 
     def _renamed(self, raw: dict[str, Any]) -> dict[str, Any]:
