@@ -226,6 +226,24 @@ def test_account_without_money_is_not_asked_again(status: int, body: Any, spent:
         assert ("no credit or quota left" in str(error)) is spent
 
 
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ("API key not valid. Please pass a valid API key.", 401),
+        ("Incorrect API key provided: xx", 401),
+        ("some/name is not a valid model ID", 404),
+        ("Model Not Exist", 404),
+        ("Invalid model: name", 404),
+        ("the prompt says: Invalid model", 400),
+    ],
+)
+def test_refusal_that_means_the_key_or_the_model_is_an_error_of_the_engine(said: str, status: int) -> None:
+    refusals = http_engine.ErrorTranslator("provider", "http://h/v1", "", "m", "KEY", None)
+    error = refusals.of(400, {}, json.dumps({"error": {"message": said, "code": 400}}).encode())
+    assert type(error) is (RequestRefused if status == 400 else EngineRefused)
+    assert f"({status})" in str(error)
+
+
 def test_retry_after_is_a_time_to_come() -> None:
     refusals = http_engine.ErrorTranslator("provider", "http://h/v1", "", "m", "KEY", None)
 

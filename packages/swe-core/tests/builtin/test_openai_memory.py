@@ -112,6 +112,15 @@ def test_equal_replies_keep_their_order() -> None:
     assert [one["reasoning"] for one in sent if one["role"] == "assistant"] == ["one", "two", "four"]
 
 
+def test_call_without_a_thought_goes_back_with_an_empty_one_where_others_have_one() -> None:
+    for takes, given, empty in ((None, OURS, {"reasoning_content": ""}), (None, HM, {}), ((), OURS, {})):
+        memory = Memory(takes)
+        memory.keep(asked(GO), said(call("a"), **given))
+        memory.keep(asked(GO), said(call("b", "pwd")))
+        assert restored(memory, said(call("b", "pwd")))[0] == said(call("b", "pwd"), **empty)
+        assert restored(memory, said()) == [said()]
+
+
 def test_reply_that_its_ids_name_counts_among_equal_ones() -> None:
     memory = Memory(None)
     for text in ("one", "two"):

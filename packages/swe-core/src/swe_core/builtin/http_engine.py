@@ -47,6 +47,17 @@ _REFUSED = frozenset({400, 413, 422})
 """Statuses for which the agent's request is to blame."""
 _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error", "request_too_large"})
 """Codes of errors for which it is to blame too."""
+_INSTEAD = {
+    401: re.compile(
+        "(?:incorrect|invalid) api key|api key (?:not valid|not found|expired|invalid)", re.IGNORECASE
+    ),
+    404: re.compile(
+        "invalid model|model not exist|model_not_found|.{1,200} is not a valid model"
+        "|(?:the )?model .{1,200} (?:does not exist|not found|is not found)",
+        re.IGNORECASE,
+    ),
+}
+"""Status → beginnings of messages that mean it, though the status blames the request."""
 _SPENT_CODES = frozenset(
     {
         "insufficient_quota",
@@ -255,6 +266,8 @@ class ErrorTranslator:
             return EngineRefused(
                 f"{self.where} says that the account has no credit or quota left ({status}){because}", 403
             )
+        if status in _REFUSED:
+            status = next((other for other, words in _INSTEAD.items() if words.match(said)), status)
         if status in _TRANSIENT or status >= 500:
             kind = "has too many requests" if status == 429 else "fails"
             return Transient(f"{self.where} {kind} ({status}){because}", retry_after)

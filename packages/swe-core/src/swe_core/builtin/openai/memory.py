@@ -62,6 +62,7 @@ class Memory:
         self._text = next((name for name in _TEXTS if name in takes), None) if takes is not None else None
         self._replies: dict[Hashable, list[_Reply]] = {}
         self._size = 0
+        self._thought = False  # in the first of `_TEXTS`
 
     def keep(self, request: ChatRequest, message: Message) -> None:
         """Keep the complete reply `message` to `request`."""
@@ -80,6 +81,7 @@ class Memory:
             named = [place for place, id_ in zip(_named(calls), reply.ids, strict=True) if id_]
             for place in {*_places(key, reply.ids, request.messages[-1:]), *named}:
                 self._replies.setdefault(place, []).append(reply)
+            self._thought = self._thought or bool(fields.get(_TEXTS[0]))
             if self._takes is None:
                 self._text = next((name for name in _TEXTS if name in fields), self._text)
 
@@ -102,6 +104,10 @@ class Memory:
             if message["role"] == "assistant":
                 raw, own_ids = self._restored(raw, message, request.messages[max(at - 1, 0) : at], met)
                 ids |= own_ids
+                if self._thought and raw.get(
+                    "tool_calls"
+                ):  # DeepSeek wants it of each reply, and gives it of some
+                    raw = {_TEXTS[0]: "", **raw}
             sent.append([raw])
             answered |= dict.fromkeys(_ids(message.get("tool_calls") or ()), sent[-1])
         return list(chain.from_iterable(sent))
