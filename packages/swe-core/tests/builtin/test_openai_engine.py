@@ -61,13 +61,16 @@ async def _ask(engine: OpenAIEngine, stream: bool, **body: Any) -> tuple[Complet
 
 
 class _Mislabelled(ScriptedProvider):
-    """Streams as plain text, and unasked."""
+    """Streams as plain text, and unasked; the model `whole` answers in one piece that is called a stream."""
 
     async def _answer(self, request: Any, body: Any, fault: Any) -> web.StreamResponse:
         pieces = [
             {"delta": {"content": text}, "finish_reason": end} for text, end in (("a", None), ("b", "stop"))
         ]
         events = (f"data: {json.dumps({'choices': [piece]})}\n\n" for piece in pieces)
+        if body["model"] == "whole":
+            text = json.dumps({"choices": [{"message": {"content": "ab"}, "finish_reason": "stop"}]})
+            return web.Response(text=text, content_type="text/event-stream")
         return web.Response(text=": hi\n\n" + "".join(events))
 
 
@@ -77,6 +80,8 @@ async def test_stream_without_its_content_type_is_read(stream: bool) -> None:
         completion, ear = await _ask(engine, stream)
     assert completion.message["content"] == "ab"
     assert ear.text() == ("ab" if stream else "")
+    async with _Mislabelled([]) as provider, _engine(provider.url, model="whole") as engine:
+        assert (await _ask(engine, stream))[0].message["content"] == "ab"
 
 
 TEXT = "line\u2028separators\x85and ünïcödé, in many small pieces"

@@ -187,8 +187,12 @@ class OpenAIEngine(Engine):
                             break
                     return await reply.completion(parser.feed(b"\n\n"))
                 parser = EventParser(bounds.EVENT, bounds.EVENT + tokens * bounds.WIRE)
-                heard, told = anyio.current_time(), 0
+                heard, told, first = anyio.current_time(), 0, True
                 async for piece in response.content.iter_any():
+                    if first and piece.lstrip().startswith(b"{"):  # no stream, whatever its type
+                        raw = piece + await bounds.read(response, bounds.EVENT, self._timeout)
+                        return parse_reply(raw, response.headers, self.url, self._refusals)
+                    first = False
                     for event in parser.feed(piece):
                         if await reply.add(event):
                             return await reply.completion()
