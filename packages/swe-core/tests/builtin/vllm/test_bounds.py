@@ -16,9 +16,11 @@ from aiohttp import web
 
 from swe_core.api.engine import Engine
 from swe_core.builtin import bounds
+from swe_core.builtin.http_engine import ErrorTranslator, Transient
 from swe_core.builtin.openai import OpenAIConfig
 from swe_core.builtin.openai import engine as openai_module
-from swe_core.errors import EngineError
+from swe_core.builtin.vllm.replies import Asked, Chunk, Replies
+from swe_core.errors import EngineError, RequestRefused
 from swe_testing.loopback import LoopbackServer
 from swe_testing.provider import Ear
 
@@ -176,3 +178,10 @@ async def test_redirect_is_not_followed(qwen: Qwen, name: str) -> None:
     found = await failure(name, qwen, server)
     assert re.match(r"EngineRefused: .* redirects to 'https://elsewhere.invalid/v1' \(307\)", found)
     assert server.asked == 1
+
+
+@pytest.mark.parametrize(("first", "kind"), [(True, RequestRefused), (False, Transient)])
+def test_reply_that_has_begun_is_no_refusal_of_the_request(first: bool, kind: type[Exception]) -> None:
+    replies = Replies(ErrorTranslator("server", "http://h", "", "m", "KEY", None))
+    with pytest.raises(kind, match="boom"):
+        replies.add(Chunk(), b'{"error": {"message": "boom", "code": 400}}', Asked(b"1", 9), first=first)

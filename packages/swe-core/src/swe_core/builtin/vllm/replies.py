@@ -148,7 +148,7 @@ class Replies:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise self._wrong("invalid JSON") from None
         if reply.error:
-            raise self._refusals.in_reply({"error": reply.error})
+            raise self._refusals.in_reply({"error": reply.error}, begun=not first)
         if reply.choices is None:
             raise self._wrong("no choices")
         if not reply.choices:
