@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from swe_core.api.engine import EngineSession
 from swe_core.api.messages import Message
@@ -19,14 +21,13 @@ from swe_core.builtin.vllm import VLLMConfig
 from swe_core.interception.server import InterceptionServer
 from swe_core.tokens.argument_types import Types
 from swe_core.tokens.call_formats import CALL_FORMATS, CallFormat
+from swe_core.tokens.guard import Guard
 from swe_core.tokens.probe_messages import reply, user
-from swe_core.tokens.reply_parser import recognise, until
+from swe_core.tokens.reply_parser import read_reply, recognise, until
 from swe_testing.tokenizer import make_tokenizer
 from swe_testing.vllm import ScriptedVLLM
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
     from swe_core.tokens.renderer import Renderer
 
 HERE = Path(__file__).parent / "templates"
@@ -246,6 +247,9 @@ def test_marks_that_are_spelled_out_in_a_reply_are_text() -> None:
         ({"type": "string"}, "123", "123"),
         ({"type": ["string", "null"]}, "null", None),
         ({"type": ["string", "null"]}, "[1]", "[1]"),
+        ({"type": ["string", "null"]}, '"a"', '"a"'),
+        ({"anyOf": [{"$ref": "#/$defs/Any"}] * 9}, "1", 1),
+        ({"type": "object"}, "{'a': '\\ud800'}", {"a": "\ud800"}),
         ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "None", None),
         ({"$ref": "#/$defs/Path"}, "true", "true"),
         ({"enum": ["1", "2"]}, "1", "1"),
@@ -260,10 +264,11 @@ def test_marks_that_are_spelled_out_in_a_reply_are_text() -> None:
 def test_values_have_the_types_that_tools_declare(schema: Any, text: str, value: object) -> None:
     parameters = {
         "properties": {"a": schema} if schema is not None else {},
-        "$defs": {"Path": {"type": "string"}},
+        "$defs": {"Path": {"type": "string"}, "Any": {"anyOf": [{"$ref": "#/$defs/Any"}] * 9}},
     }
     types = Types([{"type": "function", "function": {"name": "run", "parameters": parameters}}])
-    assert json.loads(types.value("run", "a", text)) == value
+    written = types.value("run", "a", text)
+    assert json.loads(written.encode()) == value
 
 
 OLD, NEW = "        return 1\n", "\tif taken:\n            return 2  # </parameter>\n        return 1\n\n"
@@ -335,3 +340,47 @@ def test_streamed_text_is_never_taken_back(model: str, pieces: list[str], data: 
         part = renderer.parse(ids[:end], prompt, tools, ended=False)
         assert whole.content.startswith(part.content)
         assert (whole.reasoning or "").startswith(part.reasoning or "")
+
+
+@pytest.mark.parametrize(
+    ("notation", "text", "arguments"),
+    [
+        ("hermes", '<tool_call>{"name": "run", "arguments": {}}', "{}"),
+        ("hermes", '<tool_call>{"name": "run", "arguments": {"a": "<\ufdd0b\n"}}', '{"a": "<\ufdd0b\\n"}'),
+        ("mistral", '[TOOL_CALLS]run{"a": "b\n"}', '{"a": "b\\n"}'),
+        ("gemma4", '<|tool_call>call:run{a:<|"|>b<|"|>}', '{"a": "b"}'),
+        ("gemma4", "<|tool_call>call:run{a:[1", None),
+        ("gemma4", "<|tool_call>call:run{" + "a:{" * 5000, None),
+        ("gemma4", "<|tool_call>call:run{" * 3000 + "a:1," * 9000, None),
+        ("openai", "<|channel|>final<|message|>x<|end|>" + " " * 99_999, None),
+        (
+            "kimi_k2",
+            "<|tool_calls_section_begin|><|tool_call_begin|>f<|tool_call_argument_begin|>" * 50
+            + " " * 99_999,
+            None,
+        ),
+        ("lfm2", "<|tool_call_start|>[run(" + " " * 99_999, None),
+        ("inkling", "a" * 99_999, None),
+        ("muse_glimmer", " " * 99_999 + "a", None),
+    ],
+)
+def test_replies_unlike_the_template_are_read_soon(notation: str, text: str, arguments: str | None) -> None:
+    calls = read_reply(CALL_FORMATS[notation], text, "", None).calls
+    assert [made for _, made, _ in calls] == ([] if arguments is None else [arguments])
+
+
+def test_guard_changes_no_other_text() -> None:
+    """Its own source, for one. A mark may be in the model's vocabulary, and other words added after it."""
+    state = json.loads(make_tokenizer(["<a>"]).backend_tokenizer.to_str())
+    size, (mark,) = len(state["model"]["vocab"]), state["added_tokens"]
+    state["model"]["vocab"]["<a>"] = size
+    state["added_tokens"] += [{**mark, "id": size + 1, "content": "zzword", "special": False}]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)))
+    guard = Guard(tokenizer)
+    typed = f'zzword <a> "\\ufdd0" \ufdd0 \ufdd1{size}\ufdd1'
+    ids = guard.ids(guard.messages([user(typed)])[0]["content"])
+    assert ids is not None
+    assert tokenizer.decode(ids) == typed
+    assert size + 1 in ids
+    assert size not in ids
+    assert Guard(tokenizer, active=False).ids(typed) is None

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from swe_core.tokens.renderer import Tools
+from swe_core.tokens.wire_messages import is_utf8
 
 _DEPTH = 16
-"""References that are followed from schema to schema."""
+"""References that are followed one after the other."""
 
 
 class Types:
@@ -46,10 +47,12 @@ class Types:
         found = json_value(text)
         if found is None:
             return _string(text)
-        value, written = found
-        if "string" in declared and not _is_one(value, declared):
-            return _string(text)
-        return written
+        value, as_json = found
+        if isinstance(value, str):  # strings are printed without quotes: these belong to it
+            kept = "string" in declared or (not declared and is_text is None)
+        else:
+            kept = "string" in declared and not _is_one(value, declared)
+        return _string(text) if kept else as_json
 
 
 def _parameter(root: Mapping[str, Any], parameter: str) -> set[str]:
@@ -58,28 +61,35 @@ def _parameter(root: Mapping[str, Any], parameter: str) -> set[str]:
     schema = properties.get(parameter) if isinstance(properties, Mapping) else None
     if schema is None:
         schema = root.get("additionalProperties")
-    return _types(schema, root, _DEPTH)
+    return _types(schema, root)
 
 
-def _types(schema: object, root: Mapping[str, Any], depth: int) -> set[str]:
-    if not isinstance(schema, Mapping) or not depth:
-        return set()
-    schema = _resolved(schema, root)
-    declared = schema.get("type")
-    if isinstance(declared, str):
-        return {declared} | ({"null"} if schema.get("nullable") is True else set())
-    if isinstance(declared, list):
-        return {one for one in declared if isinstance(one, str)}
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(values, list):
-        return {_type(value) for value in values}
-    for key in ("anyOf", "oneOf", "allOf"):
-        branches = schema.get(key)
-        if isinstance(branches, list):
-            found = [_types(branch, root, depth - 1) for branch in branches]
-            known = [one for one in found if one]
-            return set().union(*known) if len(known) == len(found) or key == "allOf" else set()
-    return set()
+def _types(schema: object, root: Mapping[str, Any]) -> set[str]:
+    """Return the types that a schema or its branches declare; empty where any may be. Each is read once."""
+    found: set[str] = set()
+    seen: set[int] = set()
+    todo = [(schema, False)]
+    while todo:
+        one, optional = todo.pop()
+        one = _resolved(one, root) if isinstance(one, Mapping) else {}
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        declared = one.get("type")
+        values = [one["const"]] if "const" in one else one.get("enum")
+        branches = [(key, one[key]) for key in ("anyOf", "oneOf", "allOf") if isinstance(one.get(key), list)]
+        if isinstance(declared, str):
+            found |= {declared} | ({"null"} if one.get("nullable") is True else set())
+        elif isinstance(declared, list):
+            found |= {kind for kind in declared if isinstance(kind, str)}
+        elif isinstance(values, list):
+            found |= {_type(value) for value in values}
+        elif branches:
+            key, inner = branches[0]
+            todo += [(branch, optional or key == "allOf") for branch in inner]
+        elif not optional:
+            return set()
+    return found
 
 
 def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -121,9 +131,15 @@ def json_value(text: str) -> tuple[object, str] | None:
         pass
     try:
         value = ast.literal_eval(text.strip())  # True, None, {'a': 1}: how Jinja prints what is no string
-        return json.loads(written := json.dumps(value, ensure_ascii=False, allow_nan=False)), written
+        return json.loads(text := written(value), parse_constant=_refuse), text
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
+
+
+def written(value: object) -> str:
+    """Return a value as JSON that is valid in UTF-8."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if is_utf8(text) else json.dumps(value)
 
 
 def _refuse(constant: str) -> None:

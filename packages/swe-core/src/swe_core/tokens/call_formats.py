@@ -7,9 +7,10 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import islice
 from typing import Any, NamedTuple
 
-from swe_core.tokens.argument_types import Types, json_value
+from swe_core.tokens.argument_types import Types, json_value, written
 from swe_core.tokens.renderer import Parsed
 from swe_core.tokens.wire_messages import is_utf8, settled
 
@@ -17,6 +18,8 @@ _scan = json.JSONDecoder(strict=False).raw_decode
 _BETWEEN, _COLON = re.compile(r"[\s;,]*"), re.compile(r"\s*:\s*")
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters", "args")
+_ENDS = 256
+"""Places at which a literal of Python may end that are tried."""
 
 
 class Call(NamedTuple):
@@ -153,7 +156,8 @@ class Headed(CallFormat):
 
     def __init__(self, open: str, head: str, tail: str = "", close: str = "") -> None:
         self.opener = re.compile(open)
-        self._head, self._tail = re.compile(rf"\s*{head}\s*"), re.compile(rf"\s*{tail}")
+        self._head = re.compile(rf"\s*{head}\s*")
+        self._tail, self._tails = re.compile(rf"\s*{tail}"), re.compile(tail)
         self._marked, self._close = bool(tail), re.compile(rf"\s*(?:{close})?")
 
     def read(self, text: str, at: int, types: Types) -> tuple[list[Call], int]:
@@ -161,11 +165,12 @@ class Headed(CallFormat):
         at = _after(self.opener, text, at)
         while (head := self._head.match(text, at)) is not None:
             try:
-                _, arguments, at = _value(text, head.end())
+                value, raw, at = _value(text, head.end())
+                arguments = _text(value, raw)
                 end = self._tail.match(text, at)
             except Malformed:
-                end = self._tail.search(text, head.end()) if self._marked else None
-                arguments = text[head.end() : end.start()] if end else ""
+                end = self._tails.search(text, head.end()) if self._marked else None
+                arguments = text[head.end() : end.start()].rstrip() if end else ""
             if end is None:
                 raise Malformed
             at = end.end()
@@ -183,7 +188,7 @@ class Objects(CallFormat):
     """
 
     def __init__(self, open: str, close: str = "", *, offered: bool = False, frame: str = "") -> None:
-        self.opener, self._close = re.compile(open), re.compile(rf"\s*{close}")
+        self.opener, self._close = re.compile(open), re.compile(rf"\s*(?:{close}|\Z)")
         self._offered = offered
         self.frame = re.compile(frame) if frame else None
         self.streams = not offered and not frame
@@ -228,7 +233,7 @@ class Gemma(CallFormat):
         r"(?P<key>.*?):\s*(?=<\|\"\|>|[\[{]|(?:-?[\d.]+(?:[eE][+-]?\d+)?|[Tt]rue|[Ff]alse|null|None)\s*[,}\]])",
         re.DOTALL,
     )
-    _END = re.compile(r"\}\s*<tool_call\|>")
+    _END = re.compile(r"\}\s*(?:<tool_call\|>|\Z)")
     _AFTER = re.compile(r"\s*[,\]}]")
     _BARE = re.compile(r"[^,\]}]*")
 
@@ -266,6 +271,8 @@ class Gemma(CallFormat):
             return self._list(text, at + 1)
         if not text.startswith(self._QUOTE, at):
             end = _after(self._BARE, text, at)
+            if end == at:
+                raise Malformed
             return Types(None).value("", "", text[at:end].strip()), end
         start = at + len(self._QUOTE)
         end = text.find(self._QUOTE, start)
@@ -283,11 +290,12 @@ class Pythonic(CallFormat):
     """
 
     opener = re.compile(r"<\|tool_call_start\|>\s*\[?")
-    _CLOSE = r"\]?\s*<\|tool_call_end\|>"
-    _CALL = re.compile(r"\s*,?\s*(?P<name>[\w.-]+)\(")
-    _KEY = re.compile(r"\s*,?\s*(?P<key>\w+)\s*=\s*")
-    _CLOSED = re.compile(rf"\s*{_CLOSE}")
-    _END = re.compile(rf"\s*(?=,\s*\w+\s*=|\)\s*(?:,\s*[\w.-]+\(|{_CLOSE}))")
+    _CLOSE = r"\]?+\s*<\|tool_call_end\|>"
+    _CALL = re.compile(r"\s*+,?\s*(?P<name>[\w.-]+)\(")
+    _KEY = re.compile(r"\s*+,?\s*(?P<key>\w+)\s*=\s*")
+    _CLOSED = re.compile(rf"\s*+{_CLOSE}")
+    _CLOSERS = {"'": "'", '"': '"', "[": "]", "{": "}", "(": ")"}  # noqa: RUF012
+    _END = re.compile(rf"(?=,\s*\w+\s*=|\)\s*(?:,\s*[\w.-]+\(|{_CLOSE}))")
 
     def read(self, text: str, at: int, types: Types) -> tuple[list[Call], int]:
         calls = []
@@ -307,13 +315,14 @@ class Pythonic(CallFormat):
 
     def _literal(self, text: str, start: int) -> tuple[str, int]:
         quote, raw = text[start : start + 1], None
-        for end in self._END.finditer(text, start + 1):
-            written = text[start : end.start()]
-            value = json_value(written)
+        found = ((text[start : end.start()].rstrip(), end) for end in self._END.finditer(text, start + 1))
+        closer = self._CLOSERS.get(quote, "")
+        for literal, end in islice((one for one in found if one[0].endswith(closer)), _ENDS):
+            value = json_value(literal)
             if value is not None:
                 return value[1], end.end()
-            if raw is None and quote in ("'", '"') and len(written) > 1 and written.endswith(quote):
-                raw = _string(written[1:-1]), end.end()
+            if raw is None and quote in ("'", '"') and len(literal) > 1:
+                raw = _string(literal[1:-1]), end.end()
         if raw is None:
             raise Malformed
         return raw
@@ -325,7 +334,7 @@ class Harmony(CallFormat):
     opener = re.compile(r"(?!)")  # calls are messages
     streams = False
     _MESSAGE = re.compile(
-        r"\s*(?:<\|(?:end|call|return)\|>)?(?P<head>(?:(?!<\|message\|>|<\|end\|>).)*)<\|message\|>",
+        r"\s*+(?:<\|(?:end|call|return)\|>)?(?P<head>(?:(?!<\|message\|>|<\|end\|>).)*)<\|message\|>",
         re.DOTALL,
     )
     _TO = re.compile(r"\bto=functions\.(?P<name>[^\s<]+)")
@@ -399,7 +408,7 @@ def _text(value: object, raw: str) -> str:
     except RecursionError:
         pass
     except ValueError:  # a line's end inside a string: models write it, clients refuse it
-        return json.dumps(value)
+        return written(value)
     return raw
 
 
@@ -439,7 +448,7 @@ _SECTION = (
     "<｜tool▁call▁end｜>",
     "<｜tool▁calls▁end｜>",
 )
-_MUSE = r"(?:<\|start\|>assistant)?\s*to=\w+<\|message\|>|<\|eom\|>"
+_MUSE = r"(?:<\|start\|>assistant|(?<!\s))\s*+to=\w+<\|message\|>|<\|eom\|>"
 _INKLING = r"<\|(?:message_model|content_text|end_message)\|>"
 _HY = ":opensource"
 
@@ -479,7 +488,7 @@ CALL_FORMATS: dict[str, CallFormat] = {
     ),
     "mistral": Headed(
         r"\[TOOL_CALLS\](?!\s*\[)",
-        r"(?:\[TOOL_CALLS\])?(?P<name>[^\[\]{}\s]+)(?:\[CALL_ID\](?P<id>[^\[\s]+))?\[ARGS\]",
+        r"(?:\[TOOL_CALLS\])?(?P<name>[^\[\]{}\s]+)(?:\[CALL_ID\](?P<id>[^\[\s]+))?(?:\[ARGS\]|(?=\{))",
     ),
     "mistral_list": Objects(r"\[TOOL_CALLS\]\s*"),
     "gemma4": Gemma(),
@@ -490,7 +499,7 @@ CALL_FORMATS: dict[str, CallFormat] = {
     "granite": Objects(r"<\|tool_call\|>\s*", r"(?:<\|/tool_call\|>)?"),
     "command": Objects(r"<\|START_ACTION\|>\s*", r"<\|END_ACTION\|>"),
     "inkling": Objects(
-        r"(?:<\|message_model\|>)?[^<]*<\|content_invoke_tool_json\|>\s*",
+        r"(?:<\|message_model\|>)?[^<]{0,128}<\|content_invoke_tool_json\|>\s*",
         r"<\|end_message\|>",
         frame=_INKLING,
     ),

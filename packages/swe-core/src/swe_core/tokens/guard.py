@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ _BREAK = "\ufdd0"
 """Breaks a typed mark while the conversation is rendered: a noncharacter of Unicode, which no text has."""
 _ESCAPED = "\\ufdd0"
 _EDGE = "\ufdd1"
+_LONE = re.compile(f"(?<!{_BREAK}){_BREAK}(?!{_BREAK})")
 _MARK = re.compile(r"\s*[<\[{(〈\]].*[>\]})〉\[]\s*", re.DOTALL)
 """The look of a mark, by which it is told from added words and runs of blanks."""
 _THINKING = frozenset({"<think>", "</think>"})
@@ -41,8 +43,10 @@ class Guard:
         marks = {str(token) for token in decoder if token.special or _MARK.fullmatch(str(token))}
         marks = {mark for mark in marks if mark.strip()}
         self._marks = _any_of(marks)
-        self._typed = self._marks if active else _any_of(())
-        self._in_reply = _any_of(marks - _THINKING) if active else _any_of(())
+        self._active = active
+        typed = marks | {_BREAK, _ESCAPED} if active else set()  # a typed break is broken itself
+        self._typed = _any_of(typed)
+        self._in_reply = _any_of(typed - _THINKING)
 
     def messages(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return the messages with broken marks."""
@@ -54,15 +58,18 @@ class Guard:
 
     def ids(self, text: str) -> list[int] | None:
         """Return the ids of a rendered text with guarded marks; None for one without."""
+        if not self._active:
+            return None
         if _ESCAPED in text:
             text = text.replace(_ESCAPED, _BREAK)
         if _BREAK not in text:
             return None
         if not self._tokenizer.is_fast:
-            parts = text.split(_BREAK)
+            parts = [part.replace(_BREAK * 2, _BREAK) for part in _LONE.split(text)]
             return [id_ for part in parts for id_ in self._tokenizer.encode(part, add_special_tokens=False)]
         backend, names, ids = self._renamed
-        renamed = self._marks.sub(lambda mark: names[mark[0]], text).replace(_BREAK, "")
+        renamed = self._marks.sub(lambda mark: names[mark[0]], text)
+        renamed = re.sub(f"{_BREAK}({_BREAK}?)", r"\1", renamed)
         found = backend.encode(renamed, add_special_tokens=False).ids
         return [ids.get(id_, id_) for id_ in found]
 
@@ -71,11 +78,12 @@ class Guard:
         """Return a tokenizer whose marks have other names, the name of each, and the id of each one's id."""
         state = json.loads(self._tokenizer.backend_tokenizer.to_str())
         names, ids = {}, {}
+        secret = secrets.token_hex(8)  # a name that is typed is text
         for token in state["added_tokens"]:
-            if self._marks.fullmatch(token["content"]):
-                name = f"{_EDGE}{token['id']}{_EDGE}"
-                names[token["content"]], ids[name] = name, token["id"]
-                token["content"] = name
+            name = token["content"]
+            if self._marks.fullmatch(name):
+                names[name] = token["content"] = f"{_EDGE}{secret}{token['id']}{_EDGE}"
+            ids[token["content"]] = token["id"]
         state["post_processor"] = None  # it may name marks, and adds none here
         backend = type(self._tokenizer.backend_tokenizer).from_str(json.dumps(state))
         return backend, names, {backend.token_to_id(name): id_ for name, id_ in ids.items()}

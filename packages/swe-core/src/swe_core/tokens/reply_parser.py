@@ -35,6 +35,8 @@ THINKING = (
 """Marks around reasoning."""
 _CUE = 8
 """Ids of the prompt's end in which a mark may open the reasoning."""
+_TRIED = 500_000
+"""Characters after malformed blocks, all together, that are read once more."""
 _SPELLED = ("\ufdd0", "\ufdd1", "\ufdd2")
 """Characters that no text has (Unicode's noncharacters), one of which breaks marks that are spelled out."""
 
@@ -179,16 +181,23 @@ def _reasoning(
 def _blocks(
     calls: CallFormat | None, text: str, at: int, types: Types
 ) -> Iterator[tuple[int, int, list[Call]]]:
-    """Yield start, end and calls of each block of calls; end as start and no calls where it is malformed."""
+    """Yield start, end and calls of each block of calls; end as start and no calls where it is malformed.
+
+    After many malformed ones the rest is text: each may take as long as the text.
+    """
+    tried = 0
     while calls is not None and (begin := calls.opener.search(text, at)) is not None:
         start = begin.start()
         try:
             found, at = calls.read(text, start, types)
             if not all(is_name(call.name) for call in found):
                 raise Malformed
-        except Malformed:
+        except (Malformed, RecursionError):
             at = max(begin.end(), start + 1)
             yield start, start, []
+            tried += len(text) - start
+            if tried > _TRIED:
+                return
         else:
             yield start, at, found
 
