@@ -349,6 +349,13 @@ def test_streamed_text_is_never_taken_back(model: str, pieces: list[str], data: 
         ("hermes", '<tool_call>{"name": "run", "arguments": {"a": "<\ufdd0b\n"}}', '{"a": "<\ufdd0b\\n"}'),
         ("mistral", '[TOOL_CALLS]run{"a": "b\n"}', '{"a": "b\\n"}'),
         ("gemma4", '<|tool_call>call:run{a:<|"|>b<|"|>}', '{"a": "b"}'),
+        (
+            "qwen3_coder",
+            "So:\n<function=run>\n<parameter=a>\nb\n</parameter>\n</function>\n</tool_call>",
+            '{"a": "b"}',
+        ),
+        ("qwen3_coder", "<function=run>\n</function> is how.", None),
+        ("qwen3_coder", "<function=other>\n</function>", None),
         ("gemma4", "<|tool_call>call:run{a:[1", None),
         ("gemma4", "<|tool_call>call:run{" + "a:{" * 5000, None),
         ("gemma4", "<|tool_call>call:run{" * 3000 + "a:1," * 9000, None),
@@ -365,7 +372,7 @@ def test_streamed_text_is_never_taken_back(model: str, pieces: list[str], data: 
     ],
 )
 def test_replies_unlike_the_template_are_read_soon(notation: str, text: str, arguments: str | None) -> None:
-    calls = read_reply(CALL_FORMATS[notation], text, "", None).calls
+    calls = read_reply(CALL_FORMATS[notation], text, "", [{"name": "run"}]).calls
     assert [made for _, made, _ in calls] == ([] if arguments is None else [arguments])
 
 

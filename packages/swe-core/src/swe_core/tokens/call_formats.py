@@ -92,6 +92,7 @@ class Tagged(CallFormat):
         self.opener = re.compile(re.escape(open))
         self._open, self._close, self._value_end, self._lines = open, close, value, lines
         self._call, self._key = re.compile(rf"\s*{call}"), re.compile(rf"\s*{key}")
+        self._bare = re.compile(call) if ends else re.compile(r"(?!)")
         # A model that has ended its last call may leave out the block's end.
         closed = rf"(?P<closed>{re.escape(close)}|\Z)" if ends else rf"(?P<closed>{re.escape(close)})"
         self._end, self._closed = re.compile(rf"\s*{ends}"), re.compile(rf"\s*{closed}")
@@ -117,6 +118,18 @@ class Tagged(CallFormat):
         if closed is None or not calls:
             raise Malformed
         return calls, closed.end()
+
+    def unopened(self, text: str, types: Types) -> list[Call]:
+        """Return calls of offered tools at the end of a reply, where a block's begin was left out."""
+        head = self._bare.search(text)
+        if head is None:
+            return []
+        opened = self._open + text[head.start() :]
+        try:
+            calls, end = self.read(opened, 0, types)
+        except Malformed:
+            return []
+        return [] if opened[end:].strip() or not all(types.offers(call.name) for call in calls) else calls
 
     def _value(self, text: str, start: int) -> tuple[str, int]:
         """Return the value from `start` on, and where its end tag ends."""
@@ -421,7 +434,7 @@ def _string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-_FUNCTION = (r"<function=(?P<name>[^>\n]+)>", "</function>", r"<parameter=(?P<key>[^>\n]+)>", "</parameter>")
+_FUNCTION = (r"<function=(?P<name>[^<>\n]+)>", "</function>", r"<parameter=(?P<key>[^>\n]+)>", "</parameter>")
 _INVOKE = (
     r'<invoke name="(?P<name>[^"\n]+)">',
     "</invoke>",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from swe_core.api.messages import Message
 from swe_core.errors import RequestRefused
 from swe_core.tokens.argument_types import Types
-from swe_core.tokens.call_formats import CALL_FORMATS, Call, CallFormat, Harmony, Malformed
+from swe_core.tokens.call_formats import CALL_FORMATS, Call, CallFormat, Harmony, Malformed, Tagged
 from swe_core.tokens.encoder import takes_characters_back
 from swe_core.tokens.probe_messages import reply, user
 from swe_core.tokens.renderer import Parsed, Tools
@@ -139,6 +139,8 @@ def read_reply(
         found += block
         at = end
     texts.append(text[at:])
+    if ended and not found and isinstance(calls, Tagged):  # as Qwen3-Coder writes; its text was told already
+        found = calls.unopened(texts[-1], types)
     if calls is not None and calls.frame is not None:
         texts = [calls.frame.sub("", one) for one in texts]
     content = "\n".join(filter(None, map(str.strip, texts))) if len(texts) > 1 else texts[0]
