@@ -62,6 +62,9 @@ class Memory:
         self._text = next((name for name in _TEXTS if name in takes), None) if takes is not None else None
         self._replies: dict[Hashable, list[_Reply]] = {}
         self._size = 0
+        self._ids: set[str] = set()
+        self._attached = False
+        self._waiting: list[tuple[Sequence[Message], Message]] = []  # kept in full when they are needed
         self._thought = False  # in the first of `_TEXTS`
 
     def keep(self, request: ChatRequest, message: Message) -> None:
@@ -69,27 +72,53 @@ class Memory:
         message = request.as_told(message)
         with suppress(KeyError, TypeError, AttributeError, ValueError):  # a reply that no agent sends back
             calls = message.get("tool_calls") or ()
-            fields = dict(self._others(message, _SAID))
-            for name in _LISTS & fields.keys():
-                fields[name] = _joined(fields[name])
-            reply = _Reply(_ids(calls), fields, [self._call(call) for call in calls])
-            key = message_key({**message, "content": text_of(message.get("content"))})
             self._size += len(orjson.dumps(message))
-            if self._size > _MOST:
-                self._replies, self._size = {}, 0
-                return
-            named = [place for place, id_ in zip(_named(calls), reply.ids, strict=True) if id_]
-            for place in {*_places(key, reply.ids, request.messages[-1:]), *named}:
-                self._replies.setdefault(place, []).append(reply)
-            self._thought = self._thought or bool(fields.get(_TEXTS[0]))
-            if self._takes is None:
-                self._text = next((name for name in _TEXTS if name in fields), self._text)
+            self._attached = self._attached or not message.keys() <= _SAID or any(map(_has_more, calls))
+            self._ids.update(_ids(calls))
+            self._waiting.append((request.messages[-1:], message))
+        if self._size > _MOST:
+            self._replies, self._waiting, self._size = {}, [], 0
+
+    def _index(self, before: Sequence[Message], message: Message) -> None:
+        calls = message.get("tool_calls") or ()
+        fields = dict(self._others(message, _SAID))
+        for name in _LISTS & fields.keys():
+            fields[name] = _joined(fields[name])
+        reply = _Reply(_ids(calls), fields, [self._call(call) for call in calls])
+        key = message_key({**message, "content": text_of(message.get("content"))})
+        named = [place for place, id_ in zip(_named(calls), reply.ids, strict=True) if id_]
+        for place in {*_places(key, reply.ids, before), *named}:
+            self._replies.setdefault(place, []).append(reply)
+        self._thought = self._thought or bool(fields.get(_TEXTS[0]))
+        if self._takes is None:
+            self._text = next((name for name in _TEXTS if name in fields), self._text)
+
+    def _is_as_told(self, request: ChatRequest) -> bool:
+        """Return whether the messages are as the provider takes them where nothing was attached: each result
+        after its call, with the provider's id."""
+        follows = False
+        for raw, message in zip(request.body["messages"], request.messages, strict=True):
+            if message["role"] == "tool":
+                if not follows or raw.get("tool_call_id") not in self._ids:
+                    return False
+            else:
+                follows = message["role"] == "assistant"
+                ids = _ids(message.get("tool_calls") or ()) if follows else ()
+                if follows and not (raw.keys() <= _SAID and self._ids.issuperset(ids)):
+                    return False
+        return True
 
     def restored(self, request: ChatRequest) -> list[Any]:
         """Return the messages of `request` as the provider takes them.
 
         Results have the ids of their calls, and come directly after them: OpenAI takes nothing in between.
         """
+        if not self._attached and self._is_as_told(request):
+            return list(request.body["messages"])
+        waiting, self._waiting = self._waiting, []
+        for before, message in waiting:
+            with suppress(KeyError, TypeError, AttributeError, ValueError):
+                self._index(before, message)
         sent: list[list[Any]] = []  # each message with the results of its calls
         answered: dict[str, list[Any]] = {}
         ids: dict[str, str] = {}
@@ -165,6 +194,11 @@ class Memory:
         if function := dict(self._others(call["function"], _FUNCTION)):
             found["function"] = function
         return found
+
+
+def _has_more(call: Fields) -> bool:
+    """Return whether a call has fields that agents do not send back."""
+    return not (call.keys() <= _CALLED and call["function"].keys() <= _FUNCTION)
 
 
 def _places(key: Hashable, ids: tuple[str, ...], before: Sequence[Message]) -> list[Hashable]:

@@ -72,6 +72,10 @@ class Pieces:
         self._joiner.add(clean)
         return clean
 
+    def add_text(self, delta: Delta) -> None:
+        """Add a delta of one text, all of which may be relayed."""
+        self._joiner.add(delta)
+
     def rest(self) -> dict[str, Any]:
         """Return what was held back, at the end of the reply."""
         calls = []
@@ -202,11 +206,11 @@ class _Call:
             is_more = len(text) > self._size and self._is_repeated(text)
             return is_cut and piece.name == self.name and (not begins or is_more)
         if piece.name != self.name:
-            grown = piece.name.startswith(self.name) or not _is_object(text)
+            grown = piece.name.startswith(self.name) or not is_object(text)
             return self._size == 0 and grown
         if not begins or not self._prefix.whole or self._is_empty:
             return True
-        if not _is_object(text):
+        if not is_object(text):
             return bool(piece.id)
         return same_arguments(text) == same_arguments("".join(self._parts))
 
@@ -250,10 +254,10 @@ class _Call:
     def rest(self) -> str:
         """Return the rest of the arguments: they are read as they came, if that is an object."""
         relayed, text = "".join(self._relayed), "".join(self.given)
-        if self._starts_over and not _is_object(text):
+        if self._starts_over and not is_object(text):
             whole = ("".join(parts) for parts in reversed(self._whole))
             text = next((found for found in whole if found.startswith(relayed)), text)
-        if not _is_object(text) and (meant := _meant(text)).startswith(relayed):
+        if not is_object(text) and (meant := _meant(text)).startswith(relayed):
             text = meant
         return (text or ("{}" if self.name else ""))[len(relayed) :]
 
@@ -294,7 +298,8 @@ def _others(fields: Mapping[str, Any], *known: str) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key not in known and value is not None}
 
 
-def _is_object(text: str) -> bool:
+def is_object(text: str) -> bool:
+    """Return whether a text is a whole JSON object."""
     if text.rstrip()[-1:] != "}":
         return False
     try:
@@ -317,7 +322,7 @@ def _meant(text: str) -> str:
             at, found = end, text[at:end]
     except (ValueError, RecursionError):
         return text
-    if len(known) == 1 and isinstance(known[0], str) and _is_object(known[0]):
+    if len(known) == 1 and isinstance(known[0], str) and is_object(known[0]):
         return known[0]
     if known in ([None], [""]):
         return "{}"

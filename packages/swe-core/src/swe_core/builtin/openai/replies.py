@@ -16,7 +16,7 @@ from swe_core.api.engine import Completion, Delta, Emit, Usage
 from swe_core.builtin import bounds
 from swe_core.builtin.bounds import OutOfBounds, check_calls, loads
 from swe_core.builtin.http_engine import ErrorTranslator, Transient, is_html
-from swe_core.builtin.openai.pieces import Pieces
+from swe_core.builtin.openai.pieces import Pieces, is_object
 from swe_core.errors import EngineError, EngineProtocolError, EngineUnavailable
 from swe_core.system.json_size import MAX_VALUES, values
 
@@ -48,6 +48,15 @@ _LONG = 4096
 _MOST_VALUES = 4 * MAX_VALUES
 _LONGEST = 1024
 """Characters of a model's name. Some dialects repeat it in each event."""
+
+
+_SAID = frozenset({"role", "content", "refusal", "reasoning_content", "reasoning", "tool_calls"})
+_CALL = frozenset({"id", "type", "function"})
+_OURS = (None, "stop", "tool_calls", "length")
+"""Finish reasons of OpenAI's that need no reading."""
+_FAILS = ("native_finish_reason", "error")
+_ENDS = ("finish_reason", "message", *_FAILS)
+"""Fields of a choice that say more than its delta."""
 
 
 class _Choice(BaseModel):
@@ -96,13 +105,16 @@ def parse_reply(
         OutOfBounds: It has too many values or levels.
     """
     body = _json(content, headers, url)
+    if (usual := _usual(body)) is not None:
+        finish = body["choices"][0]["finish_reason"]
+        return _completion(usual, finish, body.get("usage"), body.get("model"), refusals)
     _raise_error(body, refusals)
-    pieces = Pieces()
     try:
         reply = _Reply.model_validate(body)
         choice = reply.choices[0]
         _raise_broken(choice, refusals, begun=_says_something(choice.message))
         check_calls(choice.message.get("tool_calls"))
+        pieces = Pieces()
         pieces.add(_numbered(choice.message))
         pieces.rest()
     except (ValidationError, ValueError) as error:
@@ -167,7 +179,10 @@ class StreamedReply:
             self._done = True
             return True
         try:
-            if body := _loads(data):
+            body = _loads(data)
+            if (delta := _text_of(body, self._choice)) is not None:
+                await self._add_text(delta)
+            elif body:
                 await self._take(body, data)
         except orjson.JSONDecodeError:
             lines = data.split(b"\n")
@@ -199,6 +214,15 @@ class StreamedReply:
             return _completion(self._pieces.message(), self._finish, self._usage, self._model, self._refusals)
         except Transient as error:
             raise self._broken(error) from None
+
+    async def _add_text(self, delta: Delta) -> None:
+        self._pieces.add_text(delta)
+        self.told += 1
+        if self.told > self._most:
+            raise OutOfBounds(f"more than {self._most} pieces")
+        if self._emit is not None:
+            self.emitted = True
+            await self._emit(delta)
 
     async def _take(self, body: object, data: bytes) -> None:
         try:
@@ -304,6 +328,41 @@ def _number(text: str) -> float | None:
 _LAX = json.JSONDecoder(parse_float=_number, parse_constant=lambda _: None, strict=False)
 
 
+def _usual(body: Any) -> dict[str, Any] | None:
+    """Return the message of a whole reply that is as OpenAI writes it, as most are; None of another one."""
+    choices = body.get("choices") if isinstance(body, dict) and not body.get("error") else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if (
+        not isinstance(choice, dict)
+        or choice.get("finish_reason") not in _OURS
+        or any(map(choice.get, _FAILS))
+    ):
+        return None
+    message = choice.get("message")
+    if not isinstance(message, dict) or not message.keys() <= _SAID or "finish_reason" not in choice:
+        return None
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list) or len(calls) > bounds.CALLS or not all(map(_is_usual, calls)):
+        return None
+    texts = (value for key, value in message.items() if key != "tool_calls")
+    if len({call["id"] for call in calls}) < len(calls) or not all(
+        isinstance(one, str | None) for one in texts
+    ):
+        return None
+    said = {key: value for key, value in message.items() if value is not None and value != []}
+    return {"role": "assistant", "content": None, **said}
+
+
+def _is_usual(call: object) -> bool:
+    if not isinstance(call, dict) or call.keys() != _CALL or not isinstance(call["function"], dict):
+        return False
+    function = call["function"]
+    texts = (call["id"], function.get("name"), function.get("arguments"))
+    if len(function) != len(texts) - 1 or not all(isinstance(text, str) and text for text in texts):
+        return False
+    return max(map(len, texts[:2])) <= bounds.NAME and is_object(function["arguments"])
+
+
 def _numbered(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a whole message as a delta: the place of a call in the list tells it apart."""
     calls = message.get("tool_calls")
@@ -324,16 +383,17 @@ def _raise_error(body: object, refusals: ErrorTranslator, *, begun: bool = False
 
 def _raise_broken(choice: _Choice | _Piece, refusals: ErrorTranslator, *, begun: bool) -> None:
     """Raise the error that a choice has, or that only its finish reason names."""
-    _raise_error({"error": choice.error}, refusals, begun=begun)
+    if choice.error:
+        _raise_error({"error": choice.error}, refusals, begun=begun)
     for reason in (choice.finish_reason, choice.native_finish_reason):
-        if _BROKEN.search(str(reason).lower()):
+        if reason not in _OURS and _BROKEN.search(str(reason).lower()):
             raise refusals.in_reply({"error": f"the reply ended with the finish reason {reason!r}"})
 
 
 def _completion(
     message: dict[str, Any], finish: object, usage: object, model: object, refusals: ErrorTranslator
 ) -> Completion:
-    reason = _REASONS.get(re.sub(r"[\s-]", "_", str(finish).lower()))
+    reason = finish if finish in _OURS[1:] else _REASONS.get(re.sub(r"[\s-]", "_", str(finish).lower()))
     if reason == "tool_calls" and not message.get("tool_calls"):  # they were lost
         reason = None
     if reason is None and not any(message.get(key) for key in ("content", "refusal", "tool_calls")):
@@ -355,6 +415,25 @@ def _completion(
 def _count(given: object) -> int:
     """Return a number of tokens; 0 where it is unknown or nonsense."""
     return int(given) if isinstance(given, int | float) and 0 <= given <= _MOST_TOKENS else 0
+
+
+def _text_of(body: object, index: object) -> Delta | None:
+    """Return the delta of an event that has one text and nothing else, as most; None of another.
+
+    Args:
+        index: The index of the choice that is read, known from the first event.
+    """
+    choices = (
+        body.get("choices") if type(body) is dict and not (body.get("error") or body.get("usage")) else None
+    )
+    choice = choices[0] if type(choices) is list and len(choices) == 1 else None
+    if type(choice) is not dict or index is None or choice.get("index") != index:
+        return None
+    delta = choice.get("delta")
+    if type(delta) is not dict or len(delta) != 1 or any(map(choice.get, _ENDS)):
+        return None
+    text = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
+    return delta if type(text) is str else None
 
 
 def _says_something(delta: Delta) -> bool:
