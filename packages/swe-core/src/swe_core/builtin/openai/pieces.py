@@ -25,6 +25,8 @@ _INSIDE = ("text", *_THOUGHTS, "refusal", "content", "value")
 _REPEATS = 100
 """Objects in the arguments of one call, at most."""
 _DECODER = JSONDecoder()
+_MORE = frozenset({"index", "function"})
+"""Fields of a piece that goes on with a call."""
 _DEEPEST = 8
 """Levels of parts inside parts."""
 
@@ -72,9 +74,27 @@ class Pieces:
         self._joiner.add(clean)
         return clean
 
-    def add_text(self, delta: Delta) -> None:
-        """Add a delta of one text, all of which may be relayed."""
-        self._joiner.add(delta)
+    def add_more(self, delta: Delta) -> Delta | None:
+        """Add a delta of one text, or of more arguments of the last call, as most are.
+
+        Returns:
+            What may be relayed; None where it is something else, and has to be read.
+        """
+        ((key, value),) = delta.items()
+        if key in _TEXTS:
+            self._joiner.add(delta)
+            return delta
+        piece = value[0] if type(value) is list and len(value) == 1 else None
+        last = self._last
+        if last is None or type(piece) is not dict or piece.keys() != _MORE or piece["index"] != last.place:
+            return None
+        function = piece["function"]
+        text = function.get("arguments") if type(function) is dict and len(function) == 1 else None
+        relayed = last.more_arguments(text) if type(text) is str else None
+        if relayed:
+            self._joiner.add(delta)
+            return delta
+        return None if relayed is None else {}
 
     def rest(self) -> dict[str, Any]:
         """Return what was held back, at the end of the reply."""
@@ -240,6 +260,21 @@ class _Call:
         self._waiting.append(text)
         if self._prefix.whole and not was_whole:
             self._whole.append(self._parts)
+
+    def more_arguments(self, text: str) -> bool | None:
+        """Add arguments that go on for certain. Returns whether they may be relayed; None: they may start over."""
+        held = self._starts_over or self._waiting or self._prefix.whole
+        if held or self.index is None or self.index != self.place or not 0 < len(text) < self._size:
+            return None
+        self._prefix.add(text)
+        self._parts.append(text)
+        self._size += len(text)
+        self.given.append(text)
+        is_whole = bool(self._prefix.whole)
+        (self._waiting if is_whole else self._relayed).append(text)
+        if is_whole:
+            self._whole.append(self._parts)
+        return not is_whole
 
     def news(self, *, ended: bool) -> str:
         """Return the arguments that nothing replaces any more; `ended`: whether another call has begun."""

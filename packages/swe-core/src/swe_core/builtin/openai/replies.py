@@ -180,8 +180,10 @@ class StreamedReply:
             return True
         try:
             body = _loads(data)
-            if (delta := _text_of(body, self._choice)) is not None:
-                await self._add_text(delta)
+            delta = _text_of(body, self._choice)
+            news = self._pieces.add_more(delta) if delta is not None else None
+            if news is not None:
+                await self._count(news)
             elif body:
                 await self._take(body, data)
         except orjson.JSONDecodeError:
@@ -215,12 +217,11 @@ class StreamedReply:
         except Transient as error:
             raise self._broken(error) from None
 
-    async def _add_text(self, delta: Delta) -> None:
-        self._pieces.add_text(delta)
+    async def _count(self, delta: Delta) -> None:
         self.told += 1
         if self.told > self._most:
             raise OutOfBounds(f"more than {self._most} pieces")
-        if self._emit is not None:
+        if self._emit is not None and delta:
             self.emitted = True
             await self._emit(delta)
 
@@ -418,7 +419,7 @@ def _count(given: object) -> int:
 
 
 def _text_of(body: object, index: object) -> Delta | None:
-    """Return the delta of an event that has one text and nothing else, as most; None of another.
+    """Return the delta of an event that has one text, or calls, and nothing else, as most; None of another.
 
     Args:
         index: The index of the choice that is read, known from the first event.
@@ -432,8 +433,8 @@ def _text_of(body: object, index: object) -> Delta | None:
     delta = choice.get("delta")
     if type(delta) is not dict or len(delta) != 1 or any(map(choice.get, _ENDS)):
         return None
-    text = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
-    return delta if type(text) is str else None
+    (text,) = delta.values()
+    return delta if (type(text) is str and text and "role" not in delta) or "tool_calls" in delta else None
 
 
 def _says_something(delta: Delta) -> bool:
