@@ -391,3 +391,13 @@ def test_guard_changes_no_other_text() -> None:
     assert size + 1 in ids
     assert size not in ids
     assert Guard(tokenizer, active=False).ids(typed) is None
+
+
+def test_tags_that_are_ordinary_tokens_stay_tokens() -> None:
+    """As Gemma's for HTML: only those that the chat template prints are marks."""
+    tokenizer = make_tokenizer(QWEN.split(" "), eos_token="<|im_end|>")
+    tokenizer.add_tokens(["<table>", "<tool>"])
+    guard = Guard(tokenizer, source="<tool>{{ messages[0].content }}")
+    (message,) = guard.messages([user("<table> <tool>")])
+    assert message["content"].startswith("<table> ")
+    assert not message["content"].endswith("<tool>")

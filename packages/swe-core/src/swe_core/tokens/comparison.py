@@ -57,7 +57,7 @@ class Comparison:
         kwargs: Mapping[str, Any],
         guard: Guard | None = None,
     ) -> None:
-        self._guard = guard or Guard(tokenizer)
+        self._guard = guard or Guard(tokenizer, source=source)
         self._tokenizer = tokenizer
         self._source = source
         self._kwargs = dict(kwargs)

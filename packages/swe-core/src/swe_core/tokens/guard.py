@@ -35,13 +35,17 @@ class Guard:
 
     Args:
         active: False reads typed marks as special tokens, as vLLM's chat API does.
+        source: The chat template. Tokens that are not special, as Gemma's for HTML, are marks if it has them.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, active: bool = True) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, active: bool = True, source: str | None = None
+    ) -> None:
         self._tokenizer = tokenizer
-        decoder = tokenizer.added_tokens_decoder.values()
-        marks = {str(token) for token in decoder if token.special or _MARK.fullmatch(str(token))}
-        marks = {mark for mark in marks if mark.strip()}
+        added = tokenizer.added_tokens_decoder.values()
+        marks = {str(token) for token in added if token.special and str(token).strip()}
+        plain = (str(token) for token in added if not token.special)
+        marks |= {mark for mark in plain if _MARK.fullmatch(mark) and (source is None or mark in source)}
         self._marks = _any_of(marks)
         self._active = active
         typed = marks | {_BREAK, _ESCAPED} if active else set()  # a typed break is broken itself

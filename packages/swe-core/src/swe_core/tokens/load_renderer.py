@@ -70,7 +70,7 @@ def load_renderer(
     source = template_of(loaded, chat_template)
     known = MODEL_RENDERER_MAP.get(tokenizer) if renderer == "auto" and chat_template is None else None
     name = renderer if renderer in FAMILIES else known
-    guard = Guard(loaded, not special_tokens)
+    guard = Guard(loaded, not special_tokens, source)
     named = FamilyRenderer(loaded, name, kwargs, guard) if name is not None else None
     if source is None:
         if named is None:

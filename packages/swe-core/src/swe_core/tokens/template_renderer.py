@@ -64,7 +64,7 @@ class ChatTemplate:
         guard: Guard | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self._guard = guard or Guard(tokenizer)
+        self._guard = guard or Guard(tokenizer, source=source)
         self._source = source
         self._kwargs = dict(kwargs)
         special = sorted(map(str, tokenizer.added_tokens_decoder.values()), key=len, reverse=True)

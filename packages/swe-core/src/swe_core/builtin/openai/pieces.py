@@ -262,7 +262,7 @@ class _Call:
             self._whole.append(self._parts)
 
     def more_arguments(self, text: str) -> bool | None:
-        """Add arguments that go on for certain. Returns whether they may be relayed; None: they may start over."""
+        """Add arguments that go on for certain, and return whether to relay them; None: perhaps not."""
         held = self._starts_over or self._waiting or self._prefix.whole
         if held or self.index is None or self.index != self.place or not 0 < len(text) < self._size:
             return None
