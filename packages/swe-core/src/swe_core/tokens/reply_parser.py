@@ -30,7 +30,7 @@ THINKING = (
     ("<|channel>thought\n", "<channel|>"),
     ("<|content_thinking|>", "<|end_message|>"),
     (" to=self<|message|>", "<|eom|>"),
-    ("<|STARTTHINKING|>", "<|ENDTHINKING|>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 """Marks around reasoning."""
 _CUE = 8
