@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from swe_core.api.messages import Message
 from swe_core.tokens.renderer import Tools
@@ -46,11 +48,11 @@ class Guard:
         marks = {str(token) for token in added if token.special and str(token).strip()}
         plain = (str(token) for token in added if not token.special)
         marks |= {mark for mark in plain if _MARK.fullmatch(mark) and (source is None or mark in source)}
-        self._marks = _any_of(marks)
+        self._marks = re.compile(_any_of(marks))
         self._active = active
-        typed = marks | {_BREAK, _ESCAPED} if active else set()  # a typed break is broken itself
-        self._typed = _any_of(typed)
-        self._in_reply = _any_of(typed - _THINKING)
+        own = [_BREAK, _ESCAPED]  # a typed break is broken itself, before others are made
+        self._typed = _by_beginning([*own, *marks]) if active else []
+        self._in_reply = _by_beginning([*own, *(marks - _THINKING)]) if active else []
 
     def messages(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return the messages with broken marks."""
@@ -58,7 +60,8 @@ class Guard:
 
     def tools(self, tools: Tools) -> Tools:
         """Return the tools with broken marks."""
-        return tools and self._broken(tools)
+        text = orjson.dumps(tools, default=str).decode().replace('\\"', '"')
+        return self._broken(tools) if any(pattern.search(text) for pattern in self._typed) else tools
 
     def ids(self, text: str) -> list[int] | None:
         """Return the ids of a rendered text with guarded marks; None for one without."""
@@ -108,9 +111,18 @@ class Guard:
         return [self._broken(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _any_of(marks: Any) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or r"(?!)")
+def _any_of(marks: Collection[str]) -> str:
+    return "|".join(map(re.escape, sorted(marks, key=len, reverse=True))) if marks else r"(?!)"
 
 
-def _break(marks: re.Pattern[str], text: str) -> str:
-    return marks.sub(lambda mark: f"{mark[0][0]}{_BREAK}{mark[0][1:]}", text)
+def _by_beginning(marks: Sequence[str]) -> list[re.Pattern[str]]:
+    """Return a pattern for each first character: searches with a fixed beginning take a tenth of the time."""
+    firsts = dict.fromkeys(mark[0] for mark in marks)
+    rests = {first: [mark[1:] for mark in marks if mark[0] == first] for first in firsts}
+    return [re.compile(f"{re.escape(first)}(?:{_any_of(rests[first])})") for first in firsts]
+
+
+def _break(marks: Sequence[re.Pattern[str]], text: str) -> str:
+    for pattern in marks:
+        text = pattern.sub(lambda mark: f"{mark[0][0]}{_BREAK}{mark[0][1:]}", text)
+    return text
