@@ -149,6 +149,8 @@ def sort_results(messages: list[Message], *alike: list[Any]) -> None:
     Args:
         alike: Lists of the same length, in which the items at the same places move too.
     """
+    if _are_sorted(messages):
+        return
     earlier: set[object] = set()
     calls: list[object] = []
     places: list[int] = []
@@ -163,6 +165,22 @@ def sort_results(messages: list[Message], *alike: list[Any]) -> None:
             calls += [call["id"] for call in message.get("tool_calls") or ()]
             places = []
     _sort(messages, alike, places, calls, earlier)
+
+
+def _are_sorted(messages: Sequence[Message]) -> bool:
+    """Return whether each result is that of the next call of the assistant message before it, as most are."""
+    calls: Sequence[object] = ()
+    at = 0
+    for message in messages:
+        role = message["role"]
+        if role == "tool":
+            if at >= len(calls) or message.get("tool_call_id") != calls[at]:
+                return False
+            at += 1
+        elif role == "assistant":
+            asked = message.get("tool_calls")
+            calls, at = [call["id"] for call in asked] if asked else (), 0
+    return True
 
 
 def _sort(

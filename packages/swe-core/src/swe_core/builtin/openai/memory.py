@@ -96,16 +96,21 @@ class Memory:
     def _is_as_told(self, request: ChatRequest) -> bool:
         """Return whether the messages are as the provider takes them where nothing was attached: each result
         after its call, with the provider's id."""
-        follows = False
+        follows, known = False, self._ids
         for raw, message in zip(request.body["messages"], request.messages, strict=True):
-            if message["role"] == "tool":
-                if not follows or raw.get("tool_call_id") not in self._ids:
+            role = message["role"]
+            if role == "tool":
+                if not follows or raw.get("tool_call_id") not in known:
                     return False
+            elif role == "assistant":
+                follows = True
+                if not raw.keys() <= _SAID:
+                    return False
+                for call in message.get("tool_calls") or ():
+                    if call["id"] not in known:
+                        return False
             else:
-                follows = message["role"] == "assistant"
-                ids = _ids(message.get("tool_calls") or ()) if follows else ()
-                if follows and not (raw.keys() <= _SAID and self._ids.issuperset(ids)):
-                    return False
+                follows = False
         return True
 
     def restored(self, request: ChatRequest) -> list[Any]:
