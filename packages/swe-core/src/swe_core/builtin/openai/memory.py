@@ -64,7 +64,7 @@ class Memory:
         self._size = 0
         self._ids: set[str] = set()
         self._attached = False
-        self._waiting: list[tuple[Sequence[Message], Message]] = []  # kept in full when they are needed
+        self._waiting: list[bytes] = []  # each with the message before it; read when one is needed
         self._thought = False  # in the first of `_TEXTS`
 
     def keep(self, request: ChatRequest, message: Message) -> None:
@@ -72,10 +72,11 @@ class Memory:
         message = request.as_told(message)
         with suppress(KeyError, TypeError, AttributeError, ValueError):  # a reply that no agent sends back
             calls = message.get("tool_calls") or ()
-            self._size += len(orjson.dumps(message))
+            kept = orjson.dumps([request.messages[-1:], message])
+            self._size += len(kept)
             self._attached = self._attached or not message.keys() <= _SAID or any(map(_has_more, calls))
             self._ids.update(_ids(calls))
-            self._waiting.append((request.messages[-1:], message))
+            self._waiting.append(kept)
         if self._size > _MOST:
             self._replies, self._waiting, self._size = {}, [], 0
 
@@ -121,9 +122,9 @@ class Memory:
         if not self._attached and self._is_as_told(request):
             return list(request.body["messages"])
         waiting, self._waiting = self._waiting, []
-        for before, message in waiting:
+        for kept in waiting:
             with suppress(KeyError, TypeError, AttributeError, ValueError):
-                self._index(before, message)
+                self._index(*orjson.loads(kept))
         sent: list[list[Any]] = []  # each message with the results of its calls
         answered: dict[str, list[Any]] = {}
         ids: dict[str, str] = {}
