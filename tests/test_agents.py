@@ -76,9 +76,11 @@ async def test_agent_of_each_dialect_solves_a_task_in_one_row(agent: str, solve:
 @pytest.mark.long
 async def test_every_agent_solves_a_task_as_the_docs_say(solve: Solve) -> None:
     found = page([await solve(agent) for agent in AGENTS])
+    agents, heading, models = PAGE.read_text().partition("\n## Models\n")
     if "SWE_WRITE_DOCS" in os.environ:
-        PAGE.write_text(found)
-    assert _SIZES.sub("", PAGE.read_text()) == _SIZES.sub("", found)
+        PAGE.write_text(found + heading + models)
+        agents = found
+    assert _SIZES.sub("", agents) == _SIZES.sub("", found)
 
 
 @pytest.mark.slow

@@ -6,11 +6,12 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
+import anyio.to_thread
 import pytest
 
 from swe_testing.serving.start import TokenServer
 
-from .conftest import TASK, SweCore
+from .conftest import TASK, Scripted, SweCore
 
 COMMAND = "    printf '        return 1\\n\\n' > slot.py; cat slot.py\n"
 """A command with white space at both ends, and a file with indentation and empty lines."""
@@ -61,3 +62,29 @@ def test_file_is_written_as_the_model_said(
     ledger = done.only["ledger"]
     assert ledger["sampled"] == ledger["trainable"] + sum(ledger["dropped"].values())
     assert ledger["dropped"]["forced"] > 20
+
+
+@pytest.mark.anyio
+async def test_run_ends_before_a_sandbox_if_calls_cannot_be_read(
+    swe_core: SweCore, scripted: Scripted, tmp_path: Path
+) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}")
+    async with scripted(["Done."]) as vllm:
+        args = [
+            "--agent",
+            "mini",
+            "--tasks",
+            "demo",
+            "--task",
+            TASK,
+            "--engine",
+            "vllm",
+            "--model",
+            "scripted",
+        ]
+        args += ["--engine-url", vllm.url, "--set", f"engine.vllm.chat_template={template}"]
+        done = await anyio.to_thread.run_sync(lambda: swe_core(*args))
+    assert done.code == 2
+    assert "engine.vllm.tool_parser" in done.stderr
+    assert done.rollouts == []
