@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import io
 import logging
+import time
 import urllib.request
 from collections.abc import Mapping
 from functools import partial
@@ -12,7 +13,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
-import anyio
 import orjson
 from aiohttp.http_exceptions import ContentEncodingError
 
@@ -187,7 +187,7 @@ class OpenAIEngine(Engine):
                             break
                     return await reply.completion(parser.feed(b"\n\n"))
                 parser = EventParser(bounds.EVENT, bounds.EVENT + tokens * bounds.WIRE)
-                heard, told, first = anyio.current_time(), 0, True
+                heard, told, first = time.monotonic(), 0, True
                 async for piece in response.content.iter_any():
                     if first and piece.lstrip().startswith(b"{"):  # no stream, whatever its type
                         raw = piece + await bounds.read(response, bounds.EVENT, self._timeout)
@@ -197,8 +197,8 @@ class OpenAIEngine(Engine):
                         if await reply.add(event):
                             return await reply.completion()
                     if reply.told != told:
-                        heard, told = anyio.current_time(), reply.told
-                    elif anyio.current_time() - heard > self._timeout:  # of comments and empty events
+                        heard, told = time.monotonic(), reply.told
+                    elif time.monotonic() - heard > self._timeout:  # of comments and empty events
                         raise TimeoutError
                 return await reply.completion(parser.feed(b"\n\n"))
         except bounds.OutOfBounds as error:

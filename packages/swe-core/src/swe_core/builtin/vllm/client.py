@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -135,7 +136,7 @@ class Client:
                 yield chunk
                 return
             parser = EventParser(asked.event, asked.stream)
-            heard = anyio.current_time()
+            heard = time.monotonic()
             async for piece in response.content.iter_any():
                 chunk, problem, done = Chunk(finish=finish, version=version), None, False
                 seen += len(piece)
@@ -158,8 +159,8 @@ class Client:
                 if done:
                     return
                 if chunk.ids:
-                    heard, version = anyio.current_time(), settled
-                elif anyio.current_time() - heard > self._timeout:  # of comments and empty events
+                    heard, version = time.monotonic(), settled
+                elif time.monotonic() - heard > self._timeout:  # of comments and empty events
                     raise TimeoutError
                 newest = announced()
                 if newest != settled and parser.between and await _has_read(response.content, seen):
