@@ -64,7 +64,7 @@ class CallFormat(ABC):
 class Tagged(CallFormat):
     """Values between tags, strings as they are: `<parameter=path>a.py</parameter>`.
 
-    A closing tag inside a value is told from the value's end by what follows it.
+    What follows a closing tag shows whether it ends the value or is a part of it.
 
     Args:
         open: Begins a block of calls.

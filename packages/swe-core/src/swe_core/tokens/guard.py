@@ -24,7 +24,7 @@ _ESCAPED = "\\ufdd0"
 _EDGE = "\ufdd1"
 _LONE = re.compile(f"(?<!{_BREAK}){_BREAK}(?!{_BREAK})")
 _MARK = re.compile(r"\s*[<\[{(〈\]].*[>\]})〉\[]\s*", re.DOTALL)
-"""The look of a mark, by which it is told from added words and runs of blanks."""
+"""The shape of a mark, which distinguishes it from added words and runs of blanks."""
 _THINKING = frozenset({"<think>", "</think>"})
 """Marks that a reply's text may have: clients send reasoning back inside it."""
 

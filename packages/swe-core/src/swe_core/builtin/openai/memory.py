@@ -15,7 +15,7 @@ from swe_core.api.engine import ChatRequest
 from swe_core.api.messages import Message, message_key, text_of
 
 _SAID = frozenset({"role", "content", "tool_calls", "function_call", "refusal", "annotations", "audio"})
-"""Fields of a reply that every agent is told, or that no provider wants back."""
+"""Fields of a reply that every agent receives, or that no provider wants back."""
 _CALLED = frozenset({"id", "type", "index", "function"})
 _FUNCTION = frozenset({"name", "arguments"})
 _TEXTS = ("reasoning_content", "reasoning")

@@ -1,4 +1,4 @@
-"""The pieces of a provider's reply as agents expect them: text as text, and calls that are told apart."""
+"""The pieces of a provider's reply as agents expect them: text as text, and each call by itself."""
 
 from __future__ import annotations
 
