@@ -131,7 +131,7 @@ async def test_body_of_the_agent_gets_model_and_params() -> None:
 WHOLE: list[tuple[Fault, type[EngineError], str, int]] = [
     ("html", EngineProtocolError, "answered an HTML page: check that the URL is the API's base", 1),
     ("not-json", EngineProtocolError, "answered something that is not JSON", 1),
-    ("no-choices", EngineProtocolError, r"answered no chat completion \(choices: ", 1),
+    ("no-choices", EngineProtocolError, r"answered no chat completion \(choices is empty\)", 1),
     ("400", RequestRefused, r"refuses this request \(400\): This model's maximum context length", 1),
     ("413", RequestRefused, r"refuses this request \(413\)", 1),
     ("401", EngineRefused, r"refuses the key in the environment variable 'OPENAI_API_KEY' \(401\)", 1),

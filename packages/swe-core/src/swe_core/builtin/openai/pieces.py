@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from json import JSONDecoder
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import orjson
@@ -25,6 +24,8 @@ _INSIDE = ("text", *_THOUGHTS, "refusal", "content", "value")
 _REPEATS = 100
 """Objects in the arguments of one call, at most."""
 _DECODER = JSONDecoder()
+_CALL = frozenset({"index", "id", "type", "function"})
+_FUNCTION = frozenset({"name", "arguments"})
 _MORE = frozenset({"index", "function"})
 """Fields of a piece that goes on with a call."""
 _DEEPEST = 8
@@ -54,14 +55,14 @@ class Pieces:
             ValueError: A tool call is malformed.
         """
         clean: dict[str, Any] = {}
+        calls: Any = None
         for key, value in delta.items():
-            if key == "function_call" and isinstance(value, Mapping) and not delta.get("tool_calls"):
-                key, value = "tool_calls", [{"function": value}]  # as OpenAI once named the only call
-            if value is None or (key == "tool_calls" and not value):
+            if value is None:
                 continue
             if key == "tool_calls":
-                if calls := [*self._calls_of(value)]:
-                    clean[key] = calls
+                calls = value or calls
+            elif key == "function_call" and isinstance(value, dict):  # as OpenAI once named the only call
+                calls = calls or [{"function": value}]
             elif key not in _TEXTS:
                 clean[key] = value
             elif isinstance(value, str):
@@ -71,50 +72,46 @@ class Pieces:
                     place = "reasoning_content" if key in _ANSWERS and _is_thought(part) else key
                     if text := _text(part):
                         clean[place] = clean.get(place, "") + text
-        self._joiner.add(clean)
+        if clean:
+            self._joiner.add(clean)
+        if calls:
+            news = self._more(calls)
+            if news is None:
+                news = [*self._calls_of(calls)]
+            if news:
+                clean["tool_calls"] = news
         return clean
-
-    def add_more(self, delta: Delta) -> Delta | None:
-        """Add a delta of one text, or of more arguments of the last call, as most are.
-
-        Returns:
-            What may be relayed; None where it is something else, and has to be read.
-        """
-        ((key, value),) = delta.items()
-        if key in _TEXTS:
-            self._joiner.add(delta)
-            return delta
-        piece = value[0] if type(value) is list and len(value) == 1 else None
-        last = self._last
-        if last is None or type(piece) is not dict or piece.keys() != _MORE or piece["index"] != last.place:
-            return None
-        function = piece["function"]
-        text = function.get("arguments") if type(function) is dict and len(function) == 1 else None
-        relayed = last.more_arguments(text) if type(text) is str else None
-        if relayed:
-            self._joiner.add(delta)
-            return delta
-        return None if relayed is None else {}
 
     def rest(self) -> dict[str, Any]:
         """Return what was held back, at the end of the reply."""
         calls = []
         for call in self._calls:
             text = call.rest()
-            if text or call.more:
+            if text or call.more or (call.function and call.index is not None):
                 calls.append(self._piece(call, text))
-        rest = {"tool_calls": calls} if calls else {}
-        self._joiner.add(rest)
-        return rest
+        return {"tool_calls": calls} if calls else {}
 
     def message(self) -> dict[str, Any]:
         """Return the message of what was relayed."""
-        return self._joiner.message()
+        message = self._joiner.message()
+        calls = [call.whole() for call in self._calls if call.index is not None]
+        return {**message, "tool_calls": calls} if calls else message
 
     @property
     def calls(self) -> int:
         """Return the number of calls so far."""
         return len(self._calls)
+
+    def _more(self, pieces: object) -> list[Any] | None:
+        """Return what may be relayed after more arguments of the last call, as most are; None after others."""
+        piece = pieces[0] if isinstance(pieces, list) and len(pieces) == 1 else None
+        last = self._last
+        if last is None or type(piece) is not dict or piece.keys() != _MORE or piece["index"] != last.place:
+            return None
+        function = piece["function"]
+        text = function.get("arguments") if type(function) is dict and len(function) == 1 else None
+        relayed = last.more_arguments(text) if text and type(text) is str else None
+        return None if relayed is None else [piece] if relayed else []
 
     def _calls_of(self, pieces: object) -> Iterator[dict[str, Any]]:
         """Return what may be relayed after pieces of calls."""
@@ -156,7 +153,7 @@ class Pieces:
         if call.index is None and (not call.name or self._calls[self._begun] is not call):
             return
         text = call.news(ended=call is not self._last)
-        if text or (call.more if call.index is not None else call is not self._last):
+        if text or (call.more or call.function if call.index is not None else call is not self._last):
             yield self._piece(call, text)
 
     def _piece(self, call: _Call, text: str) -> dict[str, Any]:
@@ -173,8 +170,7 @@ class Pieces:
         return {"index": call.index, **more, "function": function}
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     """A piece of a call. Absent texts are empty; `more` and `function` are the other fields."""
 
     index: int | None
@@ -193,6 +189,7 @@ class _Call:
         index: The relayed one; None until the call begins.
         given: The pieces of the arguments.
         more: Other fields that are not relayed yet, and `function` those of the function.
+        others: Other fields, and `of_function` those of the function.
     """
 
     def __init__(self, place: int) -> None:
@@ -202,6 +199,8 @@ class _Call:
         self.given: list[str] = []
         self.more: dict[str, Any] = {}
         self.function: dict[str, Any] = {}
+        self.others: dict[str, Any] = {}
+        self.of_function: dict[str, Any] = {}
         self._relayed: list[str] = []
         self._waiting: list[str] = []
         self._starts_over = False
@@ -237,12 +236,13 @@ class _Call:
     def add(self, piece: _Piece) -> None:
         """Add a piece that continues this call."""
         self.id = self.id or piece.id
-        if piece.name != self.name:  # in pieces, or as far as it is known
+        if piece.name != self.name and self.index is None:  # in pieces, or as far as it is known
             self.name = piece.name if piece.name.startswith(self.name) else self.name + piece.name
-            bounds.check_calls([{"function": {"name": self.name}}])
-        for known, new in ((self.more, piece.more), (self.function, piece.function)):
-            for key, value in new.items():
-                known.setdefault(key, value)
+            if len(self.name) > bounds.NAME:
+                raise bounds.OutOfBounds(f"a tool call with a name of more than {bounds.NAME} characters")
+        if piece.more or piece.function:
+            _keep_first(piece.more, self.others, self.more)
+            _keep_first(piece.function, self.of_function, self.function)
         text = piece.arguments
         if not text:
             self._is_named_again = (
@@ -252,29 +252,27 @@ class _Call:
         if self._is_repeated(text) or (self._prefix.whole and text.lstrip().startswith("{")):
             self._starts_over = True
             self._parts, self._size, self._prefix = [], 0, ObjectPrefix()
+        self._grow(text)
+        self._waiting.append(text)
+
+    def more_arguments(self, text: str) -> bool | None:
+        """Add arguments that go on for certain, and return whether to relay them; None: perhaps not."""
+        held = self._starts_over or self._waiting or self._prefix.whole
+        if held or self.index is None or self.index != self.place or self._is_repeated(text):
+            return None
+        self._grow(text)
+        is_held = self._prefix.whole or self._prefix.broken
+        (self._waiting if is_held else self._relayed).append(text)
+        return not is_held
+
+    def _grow(self, text: str) -> None:
         was_whole = self._prefix.whole
         self._prefix.add(text)
         self._parts.append(text)
         self._size += len(text)
         self.given.append(text)
-        self._waiting.append(text)
         if self._prefix.whole and not was_whole:
             self._whole.append(self._parts)
-
-    def more_arguments(self, text: str) -> bool | None:
-        """Add arguments that go on for certain, and return whether to relay them; None: perhaps not."""
-        held = self._starts_over or self._waiting or self._prefix.whole
-        if held or self.index is None or self.index != self.place or not 0 < len(text) < self._size:
-            return None
-        self._prefix.add(text)
-        self._parts.append(text)
-        self._size += len(text)
-        self.given.append(text)
-        is_whole = bool(self._prefix.whole)
-        (self._waiting if is_whole else self._relayed).append(text)
-        if is_whole:
-            self._whole.append(self._parts)
-        return not is_whole
 
     def news(self, *, ended: bool) -> str:
         """Return the arguments that nothing replaces any more; `ended`: whether another call has begun."""
@@ -294,7 +292,14 @@ class _Call:
             text = next((found for found in whole if found.startswith(relayed)), text)
         if not is_object(text) and (meant := _meant(text)).startswith(relayed):
             text = meant
-        return (text or ("{}" if self.name else ""))[len(relayed) :]
+        rest = (text or ("{}" if self.name else ""))[len(relayed) :]
+        self._relayed.append(rest)
+        return rest
+
+    def whole(self) -> dict[str, Any]:
+        """Return the call as it was relayed."""
+        function = {"name": self.name, **self.of_function, "arguments": "".join(self._relayed)}
+        return {"type": "function", "id": self.id, **self.others, "function": function}
 
     @property
     def _is_empty(self) -> bool:
@@ -311,10 +316,10 @@ def _read(given: object) -> _Piece:
     Raises:
         ValueError: It is malformed.
     """
-    if not isinstance(given, Mapping):
+    if not isinstance(given, dict):
         raise ValueError(f"a tool call is {type(given).__name__}, not an object")
     function = given.get("function") or {}
-    if not isinstance(function, Mapping):
+    if not isinstance(function, dict):
         raise ValueError(f"a tool call's function is {type(function).__name__}, not an object")
     index, arguments = str(given.get("index")).removesuffix(".0"), function.get("arguments")
     if not isinstance(arguments, str):
@@ -324,13 +329,20 @@ def _read(given: object) -> _Piece:
         str(given.get("id") or ""),
         str(function.get("name") or ""),
         arguments,
-        _others(given, "index", "id", "type", "function"),
-        _others(function, "name", "arguments"),
+        {} if given.keys() <= _CALL else _others(given, _CALL),
+        {} if function.keys() <= _FUNCTION else _others(function, _FUNCTION),
     )
 
 
-def _others(fields: Mapping[str, Any], *known: str) -> dict[str, Any]:
+def _others(fields: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key not in known and value is not None}
+
+
+def _keep_first(new: Mapping[str, Any], known: dict[str, Any], news: dict[str, Any]) -> None:
+    """Add what is new to both. Of each field the first value that says something counts."""
+    for key, value in new.items():
+        if not known.get(key):
+            known[key] = news[key] = value
 
 
 def is_object(text: str) -> bool:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import orjson
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from swe_core.api.engine import Completion, Delta, Emit, Usage
 from swe_core.builtin import bounds
@@ -55,36 +55,7 @@ _CALL = frozenset({"id", "type", "function"})
 _OURS = (None, "stop", "tool_calls", "length")
 """Finish reasons of OpenAI's that need no reading."""
 _FAILS = ("native_finish_reason", "error")
-_ENDS = ("finish_reason", "message", *_FAILS)
-"""Fields of a choice that say more than its delta."""
-
-
-class _Choice(BaseModel):
-    message: dict[str, Any]
-    finish_reason: Any = None
-    native_finish_reason: Any = None
-    error: Any = None
-
-
-class _Reply(BaseModel):
-    choices: list[_Choice] = Field(min_length=1)
-    usage: Any = None
-    model: Any = None
-
-
-class _Piece(BaseModel):
-    index: Any = None
-    delta: dict[str, Any] | None = None
-    message: dict[str, Any] | None = None
-    finish_reason: Any = None
-    native_finish_reason: Any = None
-    error: Any = None
-
-
-class _Chunk(BaseModel):
-    choices: list[_Piece] | None = None
-    usage: Any = None
-    model: Any = None
+_ENDS = ("finish_reason", *_FAILS)
 
 
 class _Models(BaseModel):
@@ -110,20 +81,23 @@ def parse_reply(
         return _completion(usual, finish, body.get("usage"), body.get("model"), refusals)
     _raise_error(body, refusals)
     try:
-        reply = _Reply.model_validate(body)
-        choice = reply.choices[0]
-        _raise_broken(choice, refusals, begun=_says_something(choice.message))
-        check_calls(choice.message.get("tool_calls"))
+        choices = _choices(_object(body, "it"))
+        if not choices:
+            raise ValueError("choices is empty")
+        choice = _object(choices[0], "a choice")
+        message = _object(choice.get("message"), "message")
+        _raise_broken(choice, refusals, begun=_says_something(message))
+        check_calls(message.get("tool_calls"))
         pieces = Pieces()
-        pieces.add(_numbered(choice.message))
+        pieces.add(_numbered(message))
         pieces.rest()
-    except (ValidationError, ValueError) as error:
-        why = _first(error) if isinstance(error, ValidationError) else str(error)
+    except ValueError as error:
         raise EngineProtocolError(
-            f"the provider at {url!r} answered no chat completion ({why}): check that the URL is "
+            f"the provider at {url!r} answered no chat completion ({error}): check that the URL is "
             "that of an OpenAI-compatible API"
         ) from None
-    return _completion(pieces.message(), choice.finish_reason, reply.usage, reply.model, refusals)
+    finish = choice.get("finish_reason")
+    return _completion(pieces.message(), finish, body.get("usage"), body.get("model"), refusals)
 
 
 def parse_models(content: bytes, headers: Mapping[str, str], url: str) -> list[str]:
@@ -179,13 +153,8 @@ class StreamedReply:
             self._done = True
             return True
         try:
-            body = _loads(data)
-            delta = _text_of(body, self._choice)
-            news = self._pieces.add_more(delta) if delta is not None else None
-            if news is not None:
-                await self._count(news)
-            elif body:
-                await self._take(body, data)
+            if body := _loads(data):
+                await self._take(_object(body, "it"), data)
         except orjson.JSONDecodeError:
             lines = data.split(b"\n")
             if len(lines) == 1:
@@ -193,8 +162,12 @@ class StreamedReply:
             for line in lines:  # no blank lines between events
                 if await self.add(line):
                     return True
-        except ValidationError as error:
-            raise self._no_chunk(_first(error)) from None
+        except OutOfBounds:
+            raise
+        except ValueError as error:
+            raise self._no_chunk(str(error)) from None
+        except (Transient, EngineError) as error:
+            raise self._broken(error) from None
         return False
 
     async def completion(self, cut: Sequence[bytes] = ()) -> Completion:
@@ -217,39 +190,29 @@ class StreamedReply:
         except Transient as error:
             raise self._broken(error) from None
 
-    async def _count(self, delta: Delta) -> None:
-        self.told += 1
-        if self.told > self._most:
-            raise OutOfBounds(f"more than {self._most} pieces")
-        if self._emit is not None and delta:
-            self.emitted = True
-            await self._emit(delta)
-
-    async def _take(self, body: object, data: bytes) -> None:
-        try:
+    async def _take(self, body: dict[str, Any], data: bytes) -> None:
+        """Take an event, whose text is `data`."""
+        if body.get("error") or "choices" not in body:
             _raise_error(body, self._refusals, begun=self.told > 0)
-            chunk = _Chunk.model_validate(body)
-            for piece in chunk.choices or ():
-                if self._choice is None:
-                    self._choice = piece.index
-                if piece.index in (None, self._choice):
-                    _raise_broken(piece, self._refusals, begun=self.told > 0)
-                    self._finish = piece.finish_reason or self._finish
-                    delta = piece.delta
-                    if delta is None and not self.told:  # a whole reply, which may also repeat the pieces
-                        delta = _numbered(piece.message or {})
-                    delta = delta or {}
-                    news = self._pieces.add(delta)
-                    self._bound(delta, data)
-                    await self._tell(news)
-        except ValidationError:
-            raise
-        except ValueError as error:
-            raise self._no_chunk(str(error)) from None
-        except (Transient, EngineError) as error:
-            raise self._broken(error) from None
-        self._usage = chunk.usage or self._usage
-        self._model = chunk.model or self._model
+        for given in _choices(body):
+            choice = _object(given, "a choice")
+            index = choice.get("index")
+            if self._choice is None:
+                self._choice = index
+            elif index is not None and index != self._choice:
+                continue
+            if any(map(choice.get, _ENDS)):
+                _raise_broken(choice, self._refusals, begun=self.told > 0)
+                self._finish = choice.get("finish_reason") or self._finish
+            delta = choice.get("delta")
+            if delta is None and not self.told:  # a whole reply, which may also repeat the pieces
+                delta = _numbered(_object(choice.get("message") or {}, "message"))
+            if delta:
+                news = self._pieces.add(_object(delta, "delta"))
+                self._bound(delta, data)
+                await self._tell(news)
+        self._usage = body.get("usage") or self._usage
+        self._model = body.get("model") or self._model
 
     def _bound(self, delta: Delta, data: bytes) -> None:
         """Count a delta, whose event has the text `data`.
@@ -382,11 +345,11 @@ def _raise_error(body: object, refusals: ErrorTranslator, *, begun: bool = False
             raise refusals.in_reply({"error": body}, begun=begun)
 
 
-def _raise_broken(choice: _Choice | _Piece, refusals: ErrorTranslator, *, begun: bool) -> None:
+def _raise_broken(choice: Mapping[str, Any], refusals: ErrorTranslator, *, begun: bool) -> None:
     """Raise the error that a choice has, or that only its finish reason names."""
-    if choice.error:
-        _raise_error({"error": choice.error}, refusals, begun=begun)
-    for reason in (choice.finish_reason, choice.native_finish_reason):
+    if error := choice.get("error"):
+        _raise_error({"error": error}, refusals, begun=begun)
+    for reason in (choice.get("finish_reason"), choice.get("native_finish_reason")):
         if reason not in _OURS and _BROKEN.search(str(reason).lower()):
             raise refusals.in_reply({"error": f"the reply ended with the finish reason {reason!r}"})
 
@@ -418,29 +381,26 @@ def _count(given: object) -> int:
     return int(given) if isinstance(given, int | float) and 0 <= given <= _MOST_TOKENS else 0
 
 
-def _text_of(body: object, index: object) -> Delta | None:
-    """Return the delta of an event that has one text, or calls, and nothing else, as most; None of another.
+def _choices(body: Mapping[str, Any]) -> list[Any]:
+    choices = body.get("choices") or []
+    if not isinstance(choices, list):
+        raise ValueError(f"choices is {type(choices).__name__}, not a list")
+    return choices
 
-    Args:
-        index: The index of the choice that is read, known from the first event.
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    """Return `value`, which is an object.
+
+    Raises:
+        ValueError: It is something else.
     """
-    choices = (
-        body.get("choices") if type(body) is dict and not (body.get("error") or body.get("usage")) else None
-    )
-    choice = choices[0] if type(choices) is list and len(choices) == 1 else None
-    if type(choice) is not dict or index is None or choice.get("index") != index:
-        return None
-    delta = choice.get("delta")
-    if type(delta) is not dict or len(delta) != 1 or any(map(choice.get, _ENDS)):
-        return None
-    (text,) = delta.values()
-    return delta if (type(text) is str and text and "role" not in delta) or "tool_calls" in delta else None
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {type(value).__name__}, not an object")
+    return value
 
 
 def _says_something(delta: Delta) -> bool:
-    return any(value for key, value in delta.items() if key != "role")
-
-
-def _first(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(str(part) for part in first['loc']) or 'body'}: {first['msg']}"
+    for key, value in delta.items():
+        if value and key != "role":
+            return True
+    return False
