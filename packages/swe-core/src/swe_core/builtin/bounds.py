@@ -114,6 +114,15 @@ def check_calls(calls: Any) -> None:
         if isinstance(call, dict):
             function = call.get("function")
             name = function.get("name") if isinstance(function, dict) else None
-            for text in (call.get("id"), name):
-                if isinstance(text, str) and len(text) > NAME:
-                    raise OutOfBounds(f"a tool call with an id or a name of more than {NAME} characters")
+            check_name(call.get("id"))
+            check_name(name)
+
+
+def check_name(text: object) -> None:
+    """Check an id or a name of a call.
+
+    Raises:
+        OutOfBounds: It is too long.
+    """
+    if isinstance(text, str) and len(text) > NAME:
+        raise OutOfBounds(f"a tool call with an id or a name of more than {NAME} characters")

@@ -64,23 +64,23 @@ class Memory:
         self._size = 0
         self._ids: set[str] = set()
         self._attached = False
-        self._waiting: list[bytes] = []  # each with the message before it; read when one is needed
+        self._waiting: list[tuple[int, bytes]] = []  # after what each came; read when one is needed
         self._thought = False  # in the first of `_TEXTS`
 
     def keep(self, request: ChatRequest, message: Message) -> None:
         """Keep the complete reply `message` to `request`."""
-        message = request.as_told(message)
         with suppress(KeyError, TypeError, AttributeError, ValueError):  # a reply that no agent sends back
-            calls = message.get("tool_calls") or ()
-            kept = orjson.dumps([request.messages[-1:], message])
+            kept = orjson.dumps(message)
+            self._attached = self._attached or not message.keys() <= _SAID
+            for call in message.get("tool_calls") or ():
+                self._attached = self._attached or _has_more(call)
+                self._ids.add(_id(call))
+            self._waiting.append((_before(request.messages), kept))
             self._size += len(kept)
-            self._attached = self._attached or not message.keys() <= _SAID or any(map(_has_more, calls))
-            self._ids.update(_ids(calls))
-            self._waiting.append(kept)
         if self._size > _MOST:
             self._replies, self._waiting, self._size = {}, [], 0
 
-    def _index(self, before: Sequence[Message], message: Message) -> None:
+    def _index(self, before: int, message: Message) -> None:
         calls = message.get("tool_calls") or ()
         fields = dict(self._others(message, _SAID))
         for name in _LISTS & fields.keys():
@@ -122,9 +122,9 @@ class Memory:
         if not self._attached and self._is_as_told(request):
             return list(request.body["messages"])
         waiting, self._waiting = self._waiting, []
-        for kept in waiting:
+        for before, kept in waiting:
             with suppress(KeyError, TypeError, AttributeError, ValueError):
-                self._index(*orjson.loads(kept))
+                self._index(before, request.as_told(orjson.loads(kept)))
         sent: list[list[Any]] = []  # each message with the results of its calls
         answered: dict[str, list[Any]] = {}
         ids: dict[str, str] = {}
@@ -137,7 +137,7 @@ class Memory:
                 answered[known].append(raw)
                 continue
             if message["role"] == "assistant":
-                raw, own_ids = self._restored(raw, message, request.messages[max(at - 1, 0) : at], met)
+                raw, own_ids = self._restored(raw, message, _before(request.messages[max(at - 1, 0) : at]), met)
                 ids |= own_ids
                 if self._thought and raw.get(
                     "tool_calls"
@@ -148,7 +148,7 @@ class Memory:
         return list(chain.from_iterable(sent))
 
     def _restored(
-        self, raw: dict[str, Any], message: Message, before: Sequence[Message], met: Counter[Hashable]
+        self, raw: dict[str, Any], message: Message, before: int, met: Counter[Hashable]
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Return a message of the assistant as the provider takes it, and the provider's ids of its calls."""
         if not self._replies:
@@ -207,9 +207,14 @@ def _has_more(call: Fields) -> bool:
     return not (call.keys() <= _CALLED and call["function"].keys() <= _FUNCTION)
 
 
-def _places(key: Hashable, ids: tuple[str, ...], before: Sequence[Message]) -> list[Hashable]:
+def _before(messages: Sequence[Message]) -> int:
+    """Return what stands for the last of some messages: the text may be long."""
+    return hash(message_key(messages[-1])) if messages else 0
+
+
+def _places(key: Hashable, ids: tuple[str, ...], before: int) -> list[Hashable]:
     """Return where a reply is kept: by its text and calls, more exact places first."""
-    return [(key, ids, *map(message_key, before)), (key, ids), key]
+    return [(key, ids, before), (key, ids), key]
 
 
 def _named(calls: Sequence[Fields]) -> list[Hashable]:
@@ -218,7 +223,11 @@ def _named(calls: Sequence[Fields]) -> list[Hashable]:
 
 
 def _ids(calls: Sequence[Fields]) -> tuple[str, ...]:
-    return tuple(str(call.get("id") or "") for call in calls)
+    return tuple(map(_id, calls))
+
+
+def _id(call: Fields) -> str:
+    return str(call.get("id") or "")
 
 
 def _distinct(ids: Collection[str]) -> bool:

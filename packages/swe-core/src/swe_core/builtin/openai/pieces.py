@@ -238,8 +238,7 @@ class _Call:
         self.id = self.id or piece.id
         if piece.name != self.name and self.index is None:  # in pieces, or as far as it is known
             self.name = piece.name if piece.name.startswith(self.name) else self.name + piece.name
-            if len(self.name) > bounds.NAME:
-                raise bounds.OutOfBounds(f"a tool call with a name of more than {bounds.NAME} characters")
+            bounds.check_name(self.name)
         if piece.more or piece.function:
             _keep_first(piece.more, self.others, self.more)
             _keep_first(piece.function, self.of_function, self.function)

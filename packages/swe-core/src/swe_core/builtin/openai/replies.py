@@ -50,7 +50,6 @@ _LONGEST = 1024
 """Characters of a model's name. Some dialects repeat it in each event."""
 
 
-_SAID = frozenset({"role", "content", "refusal", "reasoning_content", "reasoning", "tool_calls"})
 _CALL = frozenset({"id", "type", "function"})
 _OURS = (None, "stop", "tool_calls", "length")
 """Finish reasons of OpenAI's that need no reading."""
@@ -77,7 +76,7 @@ def parse_reply(
     """
     body = _json(content, headers, url)
     if (usual := _usual(body)) is not None:
-        finish = body["choices"][0]["finish_reason"]
+        finish = body["choices"][0].get("finish_reason")
         return _completion(usual, finish, body.get("usage"), body.get("model"), refusals)
     _raise_error(body, refusals)
     try:
@@ -303,18 +302,26 @@ def _usual(body: Any) -> dict[str, Any] | None:
     ):
         return None
     message = choice.get("message")
-    if not isinstance(message, dict) or not message.keys() <= _SAID or "finish_reason" not in choice:
+    if not isinstance(message, dict):
         return None
-    calls = message.get("tool_calls") or []
+    said: dict[str, Any] = {"role": "assistant", "content": None}
+    for key, value in message.items():
+        if value is None:
+            continue
+        if key == "tool_calls" and _are_usual(value):
+            if value:
+                said[key] = value
+        elif key in _PLAIN and isinstance(value, str):
+            said[key] = value
+        else:
+            return None
+    return said
+
+
+def _are_usual(calls: object) -> bool:
     if not isinstance(calls, list) or len(calls) > bounds.CALLS or not all(map(_is_usual, calls)):
-        return None
-    texts = (value for key, value in message.items() if key != "tool_calls")
-    if len({call["id"] for call in calls}) < len(calls) or not all(
-        isinstance(one, str | None) for one in texts
-    ):
-        return None
-    said = {key: value for key, value in message.items() if value is not None and value != []}
-    return {"role": "assistant", "content": None, **said}
+        return False
+    return len(calls) < 2 or len({call["id"] for call in calls}) == len(calls)
 
 
 def _is_usual(call: object) -> bool:
@@ -364,7 +371,7 @@ def _completion(
         raise refusals.in_reply({"error": f"an empty reply ended with the finish reason {finish!r}"})
     if reason in (None, "stop"):  # agents cannot do without, and look for their calls
         reason = "tool_calls" if message.get("tool_calls") else "stop"
-    counts = usage if isinstance(usage, Mapping) else {}
+    counts = usage if isinstance(usage, dict) else {}
     return Completion(
         message=message,
         finish_reason=reason,
