@@ -137,7 +137,8 @@ class Memory:
                 answered[known].append(raw)
                 continue
             if message["role"] == "assistant":
-                raw, own_ids = self._restored(raw, message, _before(request.messages[max(at - 1, 0) : at]), met)
+                before = _before(request.messages[max(at - 1, 0) : at])
+                raw, own_ids = self._restored(raw, message, before, met)
                 ids |= own_ids
                 if self._thought and raw.get(
                     "tool_calls"
@@ -208,7 +209,7 @@ def _has_more(call: Fields) -> bool:
 
 
 def _before(messages: Sequence[Message]) -> int:
-    """Return what stands for the last of some messages: the text may be long."""
+    """Return what stands for the last of some messages, whose text may be long."""
     return hash(message_key(messages[-1])) if messages else 0
 
 

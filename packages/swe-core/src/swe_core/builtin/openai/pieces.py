@@ -103,7 +103,7 @@ class Pieces:
         return len(self._calls)
 
     def _more(self, pieces: object) -> list[Any] | None:
-        """Return what may be relayed after more arguments of the last call, as most are; None after others."""
+        """Return what may be relayed after more arguments of the last call; None where `pieces` are else."""
         piece = pieces[0] if isinstance(pieces, list) and len(pieces) == 1 else None
         last = self._last
         if last is None or type(piece) is not dict or piece.keys() != _MORE or piece["index"] != last.place:
@@ -124,7 +124,7 @@ class Pieces:
             piece = _read(given)
             before, call = self._last, self._call_of(piece)
             if call is None or (piece.name and call in seen):
-                call = _Call(len(self._calls) if piece.index is None else piece.index)
+                call = _Call(len(self._calls) if piece.place is None else piece.place)
                 if before is not None and not (piece.name or piece.id):  # it was named again for this
                     call.name = before.name
                 self._calls.append(call)
@@ -140,10 +140,10 @@ class Pieces:
     def _call_of(self, piece: _Piece) -> _Call | None:
         """Return the call that `piece` continues; None where it begins another one."""
         named = self._by_place.get((None, piece.id)) if piece.id else None
-        if piece.index is None:
+        if piece.place is None:
             call = named or self._last
         else:
-            call = self._by_place.get((piece.index, piece.id)) or self._by_place.get((piece.index, ""))
+            call = self._by_place.get((piece.place, piece.id)) or self._by_place.get((piece.place, ""))
         is_moved = call is None
         call = call or named or (None if piece.name or piece.id else self._last)
         return call if call is not None and call.goes_on(piece, is_moved) else None
@@ -173,7 +173,7 @@ class Pieces:
 class _Piece(NamedTuple):
     """A piece of a call. Absent texts are empty; `more` and `function` are the other fields."""
 
-    index: int | None
+    place: int | None
     id: str
     name: str
     arguments: str

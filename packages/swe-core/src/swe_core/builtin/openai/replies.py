@@ -407,7 +407,4 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 
 
 def _says_something(delta: Delta) -> bool:
-    for key, value in delta.items():
-        if value and key != "role":
-            return True
-    return False
+    return any(value for key, value in delta.items() if key != "role")
