@@ -183,7 +183,10 @@ class StreamedReply:
                 await self.add(data)
         if not self._done and self._finish is None:
             raise self._broken(Transient(f"the stream of the provider at {self._url!r} ended early"))
-        await self._tell(self._pieces.rest())
+        rest = self._pieces.rest()
+        if self._emit is not None and rest:
+            self.emitted = True
+            await self._emit(rest)
         try:
             return _completion(self._pieces.message(), self._finish, self._usage, self._model, self._refusals)
         except Transient as error:
@@ -208,18 +211,21 @@ class StreamedReply:
                 delta = _numbered(_object(choice.get("message") or {}, "message"))
             if delta:
                 news = self._pieces.add(_object(delta, "delta"))
+                tells = _says_something(news)
+                self.told += tells or _says_something(delta)
                 self._bound(delta, data)
-                await self._tell(news)
+                if tells and self._emit is not None:
+                    self.emitted = True
+                    await self._emit(news)
         self._usage = body.get("usage") or self._usage
         self._model = body.get("model") or self._model
 
     def _bound(self, delta: Delta, data: bytes) -> None:
-        """Count a delta, whose event has the text `data`.
+        """Check the size of the reply after a delta, whose event has the text `data`.
 
         Raises:
             OutOfBounds: The reply has too many pieces, values or calls.
         """
-        self.told += _says_something(delta)
         if self.told > self._most:
             raise OutOfBounds(f"more than {self._most} pieces")
         if delta.keys() <= _PLAIN:
@@ -235,11 +241,6 @@ class StreamedReply:
                 raise OutOfBounds(f"more than {_MOST_VALUES} values")
         if self._pieces.calls > bounds.CALLS:
             raise OutOfBounds(f"more than {bounds.CALLS} tool calls")
-
-    async def _tell(self, delta: Delta) -> None:
-        if self._emit is not None and _says_something(delta):
-            self.emitted = True
-            await self._emit(delta)
 
     def _no_chunk(self, why: str) -> EngineProtocolError:
         return EngineProtocolError(f"the provider at {self._url!r} streamed no chat completion ({why})")
