@@ -135,7 +135,9 @@ class OpenAIEngine(Engine):
     async def complete(
         self, request: ChatRequest, session: EngineSession, emit: Emit | None = None
     ) -> Completion:
-        memory = self._memories.setdefault(session.rollout_id, Memory(self._provider.takes))
+        memory = self._memories.get(session.rollout_id)
+        if memory is None:
+            memory = self._memories[session.rollout_id] = Memory(self._provider.takes)
         messages = memory.restored(request)
         body = self._body({**request.body, "messages": messages}, request, emit is not None)
         limits = [limit for name in _LIMITS if isinstance(limit := body.get(name), int)]

@@ -51,7 +51,8 @@ _LONGEST = 1024
 
 
 _CALL = frozenset({"id", "type", "function"})
-_OURS = (None, "stop", "tool_calls", "length")
+_USUAL_REASONS = ("stop", "tool_calls", "length")
+_OURS = (None, *_USUAL_REASONS)
 """Finish reasons of OpenAI's that need no reading."""
 _FAILS = ("native_finish_reason", "error")
 _ENDS = ("finish_reason", *_FAILS)
@@ -365,7 +366,7 @@ def _raise_broken(choice: Mapping[str, Any], refusals: ErrorTranslator, *, begun
 def _completion(
     message: dict[str, Any], finish: object, usage: object, model: object, refusals: ErrorTranslator
 ) -> Completion:
-    reason = finish if finish in _OURS[1:] else _REASONS.get(re.sub(r"[\s-]", "_", str(finish).lower()))
+    reason = finish if finish in _USUAL_REASONS else _REASONS.get(re.sub(r"[\s-]", "_", str(finish).lower()))
     if reason == "tool_calls" and not message.get("tool_calls"):  # they were lost
         reason = None
     if reason is None and not any(message.get(key) for key in ("content", "refusal", "tool_calls")):
@@ -386,7 +387,7 @@ def _completion(
 
 def _count(given: object) -> int:
     """Return a number of tokens; 0 where it is unknown or nonsense."""
-    return int(given) if isinstance(given, int | float) and 0 <= given <= _MOST_TOKENS else 0
+    return int(given) if isinstance(given, (int, float)) and 0 <= given <= _MOST_TOKENS else 0
 
 
 def _choices(body: Mapping[str, Any]) -> list[Any]:
