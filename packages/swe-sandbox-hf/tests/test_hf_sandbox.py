@@ -138,7 +138,8 @@ while True:
         try:
             with open(f"/proc/{entry}/cmdline") as arguments, open(f"/proc/{entry}/comm") as name:
                 # In this order: a child of a spared shell may become another program in between.
-                if sys.argv[1] not in arguments.read() and name.read().strip() in ("sh", "dash", "bash"):
+                said = arguments.read()  # nothing while a program starts
+                if said and sys.argv[1] not in said and name.read().strip() in ("sh", "dash", "bash"):
                     os.kill(int(entry), signal.SIGKILL)
         except OSError:
             continue
