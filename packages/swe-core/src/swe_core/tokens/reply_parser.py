@@ -88,7 +88,7 @@ class ReplyParser:
     def _written(self, ids: Sequence[int]) -> tuple[str, str | None]:
         """Return the text of ids, and the character that breaks marks in it that are no tokens, if any."""
         whole = self._text(ids)
-        sampled = sum(id_ in self._named for id_ in ids)
+        sampled = sum(map(self._named.__contains__, ids))
         if len(self._names.findall(whole)) == sampled:
             return whole, None
         spelled = next((one for one in _SPELLED if one not in whole), "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import math
 from collections.abc import Awaitable, Callable
@@ -481,6 +482,17 @@ def chooses(url: str, *others: str) -> str:
     """The id of a rollout that asks the server of `url` where none has more rollouts than another."""
     ids = (f"r{number}" for number in itertools.count())
     return next(name for name in ids if max((url, *others), key=partial(_rank, name)) == url)
+
+
+async def test_call_leaves_nothing_to_the_garbage_collector(qwen: Qwen) -> None:
+    async with qwen.server("hi") as server, make_engine(server.url) as engine:
+        gc.collect()
+        gc.disable()
+        try:
+            await ask(engine)
+            assert not [one for one in gc.get_objects() if isinstance(one, Generation)]
+        finally:
+            gc.enable()
 
 
 async def test_rollout_leaves_failed_server(qwen: Qwen) -> None:

@@ -19,6 +19,7 @@ from swe_core.api.engine import (
     Emit,
     Engine,
     EngineSession,
+    Progress,
     TokenTable,
     Usage,
 )
@@ -108,6 +109,8 @@ class _Call:
     Args:
         name: The base of its seeds.
         vocabulary: How many ids there are.
+        progress: What the gate knows of it. The generation has no reference to it: the two in a cycle would
+            stay in memory until the garbage collector runs.
         stops: Texts that end the reply.
         constraint: Keys of the request that force the reply; None leaves it free.
         streamer: None where the agent gets its reply whole. The server streams all the same, so
@@ -118,6 +121,7 @@ class _Call:
     requests: RequestWriter
     vocabulary: int
     generation: Generation
+    progress: Progress
     stops: Sequence[str]
     constraint: Mapping[str, Any] | None
     streamer: Streamer | None
@@ -270,7 +274,16 @@ class VLLMEngine(Engine):
             streamer = Streamer(model.renderer, generation.ids, prompt.tail, tools, emit, stops)
         # By the rollout, whose id has its group in it: two groups of one task are to differ.
         name = f"{session.rollout_id}:{number}"
-        call = _Call(name, model.requests, model.vocabulary, generation, stops, constraint, streamer)
+        call = _Call(
+            name,
+            model.requests,
+            model.vocabulary,
+            generation,
+            request.progress,
+            stops,
+            constraint,
+            streamer,
+        )
         try:
             await self._generate(rollout, call)
         except RequestRefused as refusal:
@@ -389,9 +402,7 @@ class VLLMEngine(Engine):
         generation, meagre = call.generation, 0
         while generation.finish is None:
             before = len(generation.ids)
-            await with_retries(
-                partial(self._attempt, client, call), self._attempts, _BACKOFF, generation.progress
-            )
+            await with_retries(partial(self._attempt, client, call), self._attempts, _BACKOFF, call.progress)
             meagre = meagre + 1 if len(generation.ids) - before < _FEW else 0
             if generation.finish is None and meagre:
                 if meagre == _MEAGRE:

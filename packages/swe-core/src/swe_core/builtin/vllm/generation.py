@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from swe_core.api.engine import Progress, Sampled
 from swe_core.builtin.vllm.replies import Chunk
 from swe_core.tokens.conversation import Prompt
-
-_NEVER = -9999.0
-"""What vLLM writes for the logarithm of 0, which no sampled id has: it is unknown."""
 
 
 class Generation:
@@ -25,7 +22,6 @@ class Generation:
     Attributes:
         ids: What was sampled so far.
         finish: Why it ended, None while it has not.
-        progress: What the gate knows of it.
 
     Args:
         limit: Ids at most.
@@ -58,7 +54,6 @@ class Generation:
         self._logprobs: list[float] = []
         self._versions: list[int] = []
         self._counts: list[int] = []  # of the ids that each of `_versions` sampled
-        self.progress = progress
         progress.follow(self._so_far)
 
     @property
@@ -100,7 +95,7 @@ class Generation:
             extends=self._prompt.extends,
             prompt_ids=self._prompt.new_ids,
             completion_ids=np.array(self.ids, np.int32),
-            logprobs=self._known(),
+            logprobs=np.array(self._logprobs, np.float32),
             versions=np.repeat(np.array(self._versions, np.int32), self._counts),
             rendered=self._prompt.rendered,
             cause=self._prompt.cause,
@@ -109,12 +104,7 @@ class Generation:
 
     def missing(self) -> int:
         """Return the number of ids without a log-probability."""
-        return int(np.count_nonzero(np.isnan(self._known())))
-
-    def _known(self) -> NDArray[np.float32]:
-        logprobs = np.array(self._logprobs, np.float32)
-        logprobs[logprobs <= _NEVER] = np.nan
-        return logprobs
+        return sum(map(math.isnan, self._logprobs))
 
     def _so_far(self) -> Sampled | None:
         return self.sampled() if self.ids else None

@@ -19,6 +19,8 @@ _NOISE = 1e-6
 """How far above 0 rounding puts a log-probability."""
 _EACH = 256
 """Bytes of an id with its text, its log-probability, and the same once more among the most probable."""
+_NEVER = -9999.0
+"""What vLLM writes for the logarithm of 0, which no sampled id has: it is unknown."""
 _PROMPT = b'"prompt_token_ids":['
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Logprob = Annotated[float, msgspec.Meta(le=_NOISE)]
@@ -202,7 +204,7 @@ class Replies:
             return [math.nan] * count
         if len(given) != count:
             raise self._wrong(f"{len(given)} logprobs for {count} token ids")
-        return [math.nan if value is None else value for value in given]
+        return [math.nan if value is None or value <= _NEVER else value for value in given]
 
     def _wrong(self, why: str) -> EngineProtocolError:
         return EngineProtocolError(
