@@ -312,3 +312,12 @@ async def test_cut_event_is_no_reply() -> None:
             _parsed({"tool_calls": malformed})
         with pytest.raises(EngineProtocolError):
             await _streamed({"tool_calls": malformed})
+
+
+def test_last_field_of_a_cut_call_is_told() -> None:
+    pieces = Pieces()
+    sent = ({"name": "bash", "arguments": '{"a'}, {"arguments": "", "cache": 1})
+    told = [pieces.add({"tool_calls": [{"index": 0, "id": "a", "function": one}]}) for one in sent]
+    told.append(pieces.rest())
+    assert join(told) == pieces.message()
+    assert pieces.message()["tool_calls"][0]["function"] == {"name": "bash", "cache": 1, "arguments": '{"a'}

@@ -13,11 +13,10 @@ import orjson
 
 from swe_core.api.engine import ChatRequest
 from swe_core.api.messages import Message, message_key, text_of
+from swe_core.builtin.openai.pieces import CALL, FUNCTION
 
 _SAID = frozenset({"role", "content", "tool_calls", "function_call", "refusal", "annotations", "audio"})
 """Fields of a reply that every agent receives, or that no provider wants back."""
-_CALLED = frozenset({"id", "type", "index", "function"})
-_FUNCTION = frozenset({"name", "arguments"})
 _TEXTS = ("reasoning_content", "reasoning")
 """Names of the field with the reasoning's text."""
 _REASONING = frozenset({*_TEXTS, "reasoning_text", "reasoning_details"})
@@ -197,15 +196,15 @@ class Memory:
 
     def _call(self, call: Fields) -> Fields:
         """Return what a call has besides its function, and the function besides its arguments."""
-        found = dict(self._others(call, _CALLED))
-        if function := dict(self._others(call["function"], _FUNCTION)):
+        found = dict(self._others(call, CALL))
+        if function := dict(self._others(call["function"], FUNCTION)):
             found["function"] = function
         return found
 
 
 def _has_more(call: Fields) -> bool:
     """Return whether a call has fields that agents do not send back."""
-    return not (call.keys() <= _CALLED and call["function"].keys() <= _FUNCTION)
+    return not (call.keys() <= CALL and call["function"].keys() <= FUNCTION)
 
 
 def _before(messages: Sequence[Message]) -> int:

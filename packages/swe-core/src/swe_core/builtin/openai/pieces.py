@@ -24,8 +24,10 @@ _INSIDE = ("text", *_THOUGHTS, "refusal", "content", "value")
 _REPEATS = 100
 """Objects in the arguments of one call, at most."""
 _DECODER = JSONDecoder()
-_CALL = frozenset({"index", "id", "type", "function"})
-_FUNCTION = frozenset({"name", "arguments"})
+CALL = frozenset({"index", "id", "type", "function"})
+"""Fields of a call that every agent knows."""
+FUNCTION = frozenset({"name", "arguments"})
+"""Those of its function."""
 _MORE = frozenset({"index", "function"})
 """Fields of a piece that goes on with a call."""
 _DEEPEST = 8
@@ -189,7 +191,7 @@ class _Call:
         index: The relayed one; None until the call begins.
         given: The pieces of the arguments.
         more: Other fields that are not relayed yet, and `function` those of the function.
-        others: Other fields, and `of_function` those of the function.
+        others: All other fields so far, and `of_function` those of the function.
     """
 
     def __init__(self, place: int) -> None:
@@ -328,8 +330,8 @@ def _read(given: object) -> _Piece:
         str(given.get("id") or ""),
         str(function.get("name") or ""),
         arguments,
-        {} if given.keys() <= _CALL else _others(given, _CALL),
-        {} if function.keys() <= _FUNCTION else _others(function, _FUNCTION),
+        {} if given.keys() <= CALL else _others(given, CALL),
+        {} if function.keys() <= FUNCTION else _others(function, FUNCTION),
     )
 
 
