@@ -73,6 +73,7 @@ def test_whole_is_what_a_parser_takes(text: str, place: int, typo: str, removed:
     elif "?" not in told and "null" not in told:  # nothing was replaced
         assert text.lstrip().startswith(told)
     closed = prefix.closed(told).encode()
-    assert orjson.loads(closed) == jiter.from_json(told.encode() or b"{}", partial_mode=True)
+    orjson.loads(closed)  # takes no NaN, as json.loads does; but reads integers from 2**64 as floats
+    assert json.loads(closed) == jiter.from_json(told.encode() or b"{}", partial_mode=True)
     if told:
         jiter.from_json(told.encode(), partial_mode=True)
