@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from swe_core.tokens.argument_types import Types, json_value, written
 from swe_core.tokens.renderer import Parsed
@@ -307,7 +307,7 @@ class Pythonic(CallFormat):
     _CALL = re.compile(r"\s*+,?\s*(?P<name>[\w.-]+)\(")
     _KEY = re.compile(r"\s*+,?\s*(?P<key>\w+)\s*=\s*")
     _CLOSED = re.compile(rf"\s*+{_CLOSE}")
-    _CLOSERS = {"'": "'", '"': '"', "[": "]", "{": "}", "(": ")"}  # noqa: RUF012
+    _CLOSERS: ClassVar = {"'": "'", '"': '"', "[": "]", "{": "}", "(": ")"}
     _END = re.compile(rf"(?=,\s*\w+\s*=|\)\s*(?:,\s*[\w.-]+\(|{_CLOSE}))")
 
     def read(self, text: str, at: int, types: Types) -> tuple[list[Call], int]:
