@@ -272,7 +272,9 @@ def test_why_not_names_the_obstacle(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ({"assets": (Asset(name="a", path=Path("/no/asset"), digest=""),)}, "'a'.*'/no/asset'"),
         ({"workdir": "relative"}, "'relative' must be an absolute path"),
         ({"workdir": "/"}, "'/' must be an absolute path below"),
-        pytest.param({"workdir": "/proc/below"}, "did not open: .*/proc/below", marks=needs_namespaces),
+        pytest.param(
+            {"workdir": "/proc/below"}, "did not open: .*makedirs.'/proc/below", marks=needs_namespaces
+        ),
     ],
 )
 async def test_failed_open_is_an_error_and_leaves_nothing(change: dict[str, object], expected: str) -> None:
@@ -280,6 +282,15 @@ async def test_failed_open_is_an_error_and_leaves_nothing(change: dict[str, obje
         async with LocalProvider().open(SPEC.model_copy(update=change)):
             pass
     assert left_by_us() == []
+
+
+@needs_namespaces
+async def test_file_that_cannot_be_protected_is_named_with_the_reason() -> None:
+    async with LocalProvider().open(SPEC.model_copy(update={"write_protect": True})) as sandbox:
+        with pytest.raises(
+            SandboxError, match=r"could not be made read-only: mount.*/no/file.*: No such file"
+        ):
+            await sandbox.protect(["/no/file"])
 
 
 @needs_namespaces

@@ -162,6 +162,7 @@ class FileTests(SandboxSuite):
             below = f"{spec.workdir}/package"
             await sandbox.exec(["sh", "-c", "mkdir made && echo made >made/file"], cwd=below)
             contents = {f"{below}/deep/file": b"deep\n", f"{below}/made/file": b"made\n"}
+            await sandbox.kill_all()  # spares what protects
             protected = await sandbox.protect([*contents])
             for attempt in _CHANGES if protected else ():
                 for path, content in contents.items():

@@ -9,10 +9,11 @@ import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import anyio
 
-from swe_core.errors import SandboxDied
+from swe_core.errors import SandboxDied, SandboxError
 
 _MESSAGE = 4096
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
@@ -37,12 +38,14 @@ class Control:
 
     Args:
         end: The host's end of the SOCK_SEQPACKET pair.
+        stderr: The file that the supervisor and bubblewrap print to.
     """
 
-    def __init__(self, end: socket.socket, sandbox_id: str) -> None:
+    def __init__(self, end: socket.socket, sandbox_id: str, stderr: Path) -> None:
         end.setblocking(False)
         self._end = end
         self._id = sandbox_id
+        self._stderr = stderr
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._awaited: dict[int, asyncio.Future[int]] = {}
@@ -89,18 +92,28 @@ class Control:
         await self._send({"op": "kill_all", "id": number})
         await done
 
-    async def protect(self, paths: Sequence[str]) -> bool:
-        """Make these files read-only. Returns whether all of them are."""
+    async def protect(self, paths: Sequence[str]) -> None:
+        """Make these files read-only.
+
+        Raises:
+            SandboxError: Not all of them are; it says which call failed on what.
+        """
         number, done = self._expect()
         await self._send_with({"op": "protect", "id": number}, {"paths": list(paths)})
-        return await done == 0
+        await done
 
     def died(self) -> SandboxDied:
         """Return the error for a supervisor that has exited."""
-        return SandboxDied(
-            f"the sandbox {self._id!r} is gone: its supervisor ended, for example because the machine ran "
-            "out of memory; nothing can be executed in it any more"
-        )
+        why = self.last_words() or "its supervisor ended, for example because the machine ran out of memory"
+        return SandboxDied(f"the sandbox {self._id!r} is gone: {why}; nothing can be executed in it any more")
+
+    def last_words(self) -> str:
+        """Return the last line that the supervisor printed, or bubblewrap; empty where there is none."""
+        try:
+            said = self._stderr.read_text(errors="replace").strip().splitlines()
+        except OSError:  # the sandbox was closed
+            return ""
+        return said[-1][-_MESSAGE:] if said else ""
 
     def _expect(self) -> tuple[int, asyncio.Future[int]]:
         number = next(self._numbers)
@@ -142,8 +155,14 @@ class Control:
             return
         message = json.loads(data)
         future = self._awaited.pop(message.get("id", 0), None)
-        if future is not None and not future.done():
+        if future is None or future.done():
+            return
+        if (error := message.get("error")) is None:
             future.set_result(message.get("code", 0))
+        else:
+            future.set_exception(
+                SandboxError(f"files of the sandbox {self._id!r} could not be made read-only: {error}")
+            )
 
     def _lose(self) -> None:
         """Fail all waiting calls: the other end is closed."""

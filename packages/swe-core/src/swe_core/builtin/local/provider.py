@@ -146,7 +146,7 @@ class LocalProvider:
         isolated: bool,
     ) -> AsyncIterator[LocalSandbox]:
         host_end, inner_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        control = Control(host_end, directory.name)
+        control = Control(host_end, directory.name, directory / _STDERR)
         try:
             with inner_end, _filter(isolated) as rules:
                 descriptor = inner_end.fileno()
@@ -156,7 +156,7 @@ class LocalProvider:
                 passed = [descriptor] if rules is None else [descriptor, rules]
                 process = _launch([*_enter(enter), *argv], passed, directory / _STDERR)
             try:
-                await _set_up(control, settings, directory / _STDERR)
+                await _set_up(control, settings)
                 yield sandbox
             finally:
                 sandbox.close()
@@ -288,7 +288,7 @@ def _launch(argv: Sequence[str], passed: Sequence[int], stderr: Path) -> subproc
         os.close(file)
 
 
-async def _set_up(control: Control, settings: Mapping[str, object], stderr: Path) -> None:
+async def _set_up(control: Control, settings: Mapping[str, object]) -> None:
     """Wait until the supervisor is ready.
 
     Raises:
@@ -300,11 +300,8 @@ async def _set_up(control: Control, settings: Mapping[str, object], stderr: Path
     except TimeoutError:
         raise SandboxError(f"the local sandbox did not open within {OPEN_TIMEOUT:g} s") from None
     except SandboxDied:
-        text = await anyio.Path(stderr).read_text(errors="replace")
-        said = text.strip().splitlines()
-        raise SandboxError(
-            f"the local sandbox did not open: {said[-1] if said else 'its supervisor ended'}"
-        ) from None
+        why = control.last_words() or "its supervisor ended"
+        raise SandboxError(f"the local sandbox did not open: {why}") from None
 
 
 async def _end(process: subprocess.Popen[bytes]) -> None:

