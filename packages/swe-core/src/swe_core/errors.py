@@ -55,7 +55,10 @@ class PluginError(UsageError):
 
 
 class TaskError(UsageError):
-    """A task row lacks a column or has a wrong type."""
+    """A task row lacks a column or has a wrong type.
+
+    The text has several lines where rows are invalid in several ways: one sentence for each.
+    """
 
 
 class SandboxError(SweError):

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import click
 
-from swe_core.errors import SweError, UsageError, sentence
+from swe_core.errors import SweError, TaskError, UsageError, sentence
 from swe_core.system.printable import printable
 from swe_core.system.redaction import Redactor, redaction_scope
 
@@ -165,8 +165,16 @@ def _main(redactor: Redactor) -> None:
         click.echo(f"swe-core: error: the output cannot be written: {error.strerror}", err=True)
         sys.exit(1)
     except SweError as error:
-        click.echo(f"swe-core: error: {redactor.text(printable(redactor.text(sentence(error))))}", err=True)
+        said = "\n".join(_sentences(error))
+        click.echo(f"swe-core: error: {redactor.text(printable(redactor.text(said)))}", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+def _sentences(error: SweError) -> list[str]:
+    """Return the text of an error as one line, or as one for each way in which rows are invalid."""
+    if not isinstance(error, TaskError):
+        return [sentence(error)]
+    return [sentence(TaskError(line)) for line in str(error).split("\n") if line.strip()] or [sentence(error)]
 
 
 _UNWRAPPED = 10_000

@@ -104,6 +104,9 @@ _CHOICE = (
         metavar="COLUMN=GLOB",
         help="Keep rows whose column matches, such as repo=getmoto/*. Repeatable; all must match.",
     ),
+    click.option(
+        "--skip-invalid", is_flag=True, default=None, help="Leave invalid rows out, and say which kinds."
+    ),
     click.option("--task", "only", multiple=True, metavar="ID", help="Task to keep. Repeatable."),
     click.option(
         "--verified",

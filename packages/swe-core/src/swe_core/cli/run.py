@@ -43,7 +43,10 @@ if TYPE_CHECKING:
 
 
 SECTIONS = {
-    "Tasks": ("tasks", "split", "filter", "only", "verified", "image_map", "shuffle", "limit"),
+    "Tasks": (
+        *("tasks", "split", "filter", "skip_invalid", "only"),
+        *("verified", "image_map", "shuffle", "limit"),
+    ),
     "Components": ("plugins", "extra_plugins", "agent", "sandbox", "engine", "grader", "worker"),
     "Machines": ("executor", "workers", "address"),
     "Model": ("model", "engine_url", "recording", "record", "mode", "agent_key_env"),

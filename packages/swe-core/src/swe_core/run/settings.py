@@ -58,6 +58,7 @@ class RunOptions(Config):
     filter: tuple[str, ...] = Field(
         default=(), description="COLUMN=GLOB, such as repo=getmoto/*; all must match"
     )
+    skip_invalid: bool = Field(default=False, description="leave invalid rows out")
     verified: Path | None = Field(default=None, description="report of `tasks verify`; keeps usable tasks")
     shuffle: int | None = Field(default=None, description="seed of a random order")
     limit: int | None = Field(default=None, ge=1, description="number of tasks to keep")

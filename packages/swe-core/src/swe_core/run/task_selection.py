@@ -65,7 +65,7 @@ class TaskSelection:
             raise TaskError(f"the task source {self.name!r} has no tasks")
         if self.filters:
             left = keep([(task, task.model_dump()) for task in left], self.filters)
-        if images and not run.filter:  # a filter may have removed the task of a key
+        if images and not (run.filter or run.only or run.skip_invalid):  # may have removed a key's task
             _refuse_unknown(images, left, f"the image map {str(run.image_map)!r}")
         left = [_with_image(task, images) for task in left]
         if run.only:
@@ -83,7 +83,7 @@ def selection(settings: Settings, plugins: PluginSet) -> TaskSelection:
     Without `--tasks` it is the source of a selected plugin, else the demo. A file is read by the selected
     source with a setting `file`, a data set by that with a setting `dataset`, else by the built-in one. A
     source with a setting `filter` applies `--filter` to its rows. For any other source, `--filter` applies
-    to the fields of its tasks.
+    to the fields of its tasks. A source with a setting `only` is told which tasks `--task` names.
 
     Raises:
         UsageError: The source is unknown, or a setting is wrong.
@@ -91,7 +91,10 @@ def selection(settings: Settings, plugins: PluginSet) -> TaskSelection:
     run = settings.run
     filters = tuple(map(ColumnFilter.parse, run.filter))
     components = {registered.name: registered for registered in plugins.components("tasks")}
-    split = {"split": ("--split", run.split)}
+    split = {
+        "split": ("--split", run.split),
+        "skip_invalid": ("--skip-invalid", run.skip_invalid or None),
+    }
     if run.tasks is None:
         chosen = resolve_component(settings, plugins, "tasks", None, split, DEFAULT_TASKS)
     elif run.tasks in components:
@@ -110,9 +113,11 @@ def selection(settings: Settings, plugins: PluginSet) -> TaskSelection:
             f"--tasks {run.tasks!r} is neither a file nor a data set OWNER/NAME nor a task source{hint}; "
             f"sources: {', '.join(sorted(components))}"
         )
-    if filters and "filter" in chosen.registered.component.config.model_fields:
-        asked = {"filter": ("--filter", run.filter)}
-        chosen, filters = chosen.with_settings(asked), ()
+    fields = chosen.registered.component.config.model_fields
+    if filters and "filter" in fields:
+        chosen, filters = chosen.with_settings({"filter": ("--filter", run.filter)}), ()
+    if run.only and "only" in fields:
+        chosen = chosen.with_settings({"only": ("--task", run.only)})
     return TaskSelection(chosen.name, cast(TaskSource, chosen.create()), settings, filters)
 
 

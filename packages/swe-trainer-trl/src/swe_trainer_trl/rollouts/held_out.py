@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from swe_core.api.task import Task
-from swe_core.errors import ConfigError, TaskError, sentence
+from swe_core.errors import ConfigError, TaskError
 from swe_core.run.plan import Plan
 from swe_core.run.settings import Settings
 from swe_core.run.task_selection import TaskSelection
@@ -15,6 +15,7 @@ from swe_trainer_trl.config import TRLConfig
 _OF_TRAINING = {
     **dict.fromkeys(("split", "verified", "image_map", "shuffle", "limit")),
     **dict.fromkeys(("only", "filter"), ()),
+    "skip_invalid": False,
 }
 """Options of `[run]` for the tasks to train on alone, and their defaults."""
 
@@ -44,7 +45,7 @@ def held_out(plan: Plan, config: TRLConfig, select: Callable[[Settings], TaskSel
     try:
         tasks = select(plan.settings.model_copy(update={"run": run})).tasks()
     except (TaskError, ConfigError) as error:
-        raise type(error)(f"--eval-tasks {config.eval_tasks!r}: {sentence(error)}") from None
+        raise type(error)(f"--eval-tasks {config.eval_tasks!r}: {error}") from None
     trained = {task.instance_id for task in plan.tasks}
     both = [task.instance_id for task in tasks if task.instance_id in trained]
     if both:

@@ -24,12 +24,23 @@ class RowsConfig(Config):
     dataset: str | None = Field(default=None, description="OWNER/NAME on the Hub")
     split: str | None = Field(default=None, description="split; unset: the only one, else test, else train")
     filter: tuple[str, ...] = Field(default=(), description="COLUMN=GLOB; all must match")
+    skip_invalid: bool = Field(default=False, description="leave invalid rows out")
+    only: tuple[str, ...] = Field(
+        default=(), description="instance ids that will be kept; other rows may be invalid"
+    )
 
 
 def _create(config: RowsConfig) -> TaskSource:
     from swe_core.builtin.rows.source import RowsSource
 
-    return RowsSource(config.file, config.dataset, config.split, config.filter)
+    return RowsSource(
+        config.file,
+        config.dataset,
+        config.split,
+        config.filter,
+        skip_invalid=config.skip_invalid,
+        only=config.only,
+    )
 
 
 @hookimpl

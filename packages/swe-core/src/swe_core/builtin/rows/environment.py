@@ -50,7 +50,7 @@ def task_fields(row: Row, documented: Environment) -> dict[str, Any]:
     command = row.command("test_command")
     if command is None and documented.test_command is None:
         row.reject(
-            f"no test command is known for the repository {row.columns['repo']!r}; add a column "
+            f"no test command is known for the repository {found(row.columns['repo'])}; add a column "
             "'test_command' with the shell command that the test files are appended to"
         )
     repository = row.repository()

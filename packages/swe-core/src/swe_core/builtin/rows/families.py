@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+
 from swe_core.api.task import Task
 from swe_core.builtin.rows.eval_script import eval_script_task
 from swe_core.builtin.rows.r2e import r2e_task
@@ -12,13 +16,46 @@ from swe_core.builtin.rows.swebench import TEST_COMMANDS as SWE_BENCH
 from swe_core.builtin.rows.swebench import swebench_task
 from swe_core.builtin.rows.swegym import swegym_task
 
+_OWN = (
+    "is not supported; add the columns 'image_name' and 'test_command', and 'FAIL_TO_PASS' and 'PASS_TO_PASS'"
+)
+_FOREIGN: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "Multi-SWE-bench": (("fix_patch", "resolved_issues"), _OWN),
+    "SWE-bench Pro": (("before_repo_set_cmd", "selected_test_files_to_run"), _OWN),
+    "SWE-bench Live": (("test_cmds",), _OWN),
+    "SWE-bench Multimodal": (("image_assets",), _OWN),
+    "SWE-PolyBench": (("F2P", "P2P"), _OWN),
+    "SWE-Lancer": (("question_id", "manager_data"), "is not supported: end-to-end tests decide its tasks"),
+    "NeMo Gym": (
+        ("responses_create_params",),
+        "is not supported: use the data set that it was made from",
+    ),
+}
+"""Other data set → the columns that tell it, and what is to be said of it."""
+
 
 def task_of(row: Row) -> Task:
     """Return the task of a row.
 
     Raises:
-        TaskError: A column is missing or has a wrong value, or two columns contradict each other.
+        RowFault: A column is missing or has a wrong value, or two columns contradict each other, or the row
+            is one of a data set that is not supported.
     """
+    own = row.has("test_command") and (row.has("image_name") or row.has("repository"))
+    for name, (columns, remedy) in _FOREIGN.items():
+        if not own and all(row.has(column) for column in columns):
+            row.reject(f"its columns are those of {name}, which {remedy}", name)
+    if not row.has("FAIL_TO_PASS") and (row.has("messages") or row.has("trajectory")):
+        row.reject("it holds an attempt and no task: use the data set that the attempts were made from")
+    try:
+        return _task_of(row)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        row.reject(f"it makes no task: {where}: {first['msg']}", (where, first["type"]))
+
+
+def _task_of(row: Row) -> Task:
     row.exclude("test_command", "eval_script", "install_config", "parsed_commit_content")
     if row.has("parsed_commit_content"):
         return r2e_task(row)

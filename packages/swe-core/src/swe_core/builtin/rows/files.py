@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from swe_core.builtin.rows.row import found
+from swe_core.builtin.rows.row import Unreadable, found
 from swe_core.errors import TaskError
 from swe_core.system import strict_json
 
@@ -15,6 +15,8 @@ _BOM = b"\xef\xbb\xbf"
 def read_rows(file: Path) -> Iterator[tuple[str, object]]:
     """Yield each row of a `.jsonl`, `.json` or `.parquet` file with its place, such as `line 3`.
 
+    A line that is no JSON is an `Unreadable` row.
+
     Raises:
         TaskError: The file cannot be read, or is of another kind.
     """
@@ -23,10 +25,12 @@ def read_rows(file: Path) -> Iterator[tuple[str, object]]:
         # Lines end at b"\n" only: str.splitlines would cut a row at U+2028 and the like.
         for number, line in enumerate(_content(file).split(b"\n"), 1):
             if line.strip():
-                yield f"line {number}", _parse(file, line, f", line {number}")
+                yield f"line {number}", _parse(line, "the row")
     elif suffix == ".json":
         data = _content(file)
-        rows = _parse(file, data, "") if data.strip() else []
+        rows = _parse(data, "the file") if data.strip() else []
+        if isinstance(rows, Unreadable):
+            raise TaskError(f"{str(file)!r}: {rows.sentence}")
         if not isinstance(rows, list):
             raise TaskError(f"{str(file)!r}: expected a list of rows, found {found(rows)}")
         for number, row in enumerate(rows, 1):
@@ -50,20 +54,19 @@ def _content(file: Path) -> bytes:
         raise TaskError(f"cannot read the tasks in {str(file)!r}: {error}") from None
 
 
-def _parse(file: Path, data: bytes, place: str) -> object:
+def _parse(data: bytes, what: str) -> object:
     try:
         return strict_json.loads(data.decode())
     except strict_json.DuplicateKey as error:
-        raise TaskError(
-            f"{str(file)!r}{place}: the key {found(error.key)} is twice in one object; leave one of them out"
-        ) from None
+        return Unreadable(f"the key {found(error.key)} is twice in one object; leave one of them out")
     except UnicodeDecodeError as error:
-        raise TaskError(
-            f"{str(file)!r}{place} is not UTF-8 text (byte {error.start + 1}: {error.reason}); "
-            "save the file as UTF-8"
-        ) from None
+        return Unreadable(
+            f"{what} is not UTF-8 text (byte {error.start + 1}: {error.reason}); save the file as UTF-8"
+        )
     except (ValueError, RecursionError) as error:  # ValueError: also a number of too many digits
-        raise TaskError(f"{str(file)!r}{place} is not JSON: {error}") from None
+        several = str(error).startswith("Extra data")
+        hint = "; a file with one row a line ends in .jsonl" if several and what == "the file" else ""
+        return Unreadable(f"{what} is not JSON: {error}{hint}")
 
 
 def _parquet(file: Path) -> Iterator[object]:
@@ -80,5 +83,5 @@ def _parquet(file: Path) -> Iterator[object]:
             yield from batch.to_pylist()
     except OSError as error:
         raise TaskError(f"cannot read the tasks in {str(file)!r}: {error}") from None
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, ValueError) as error:  # ValueError: a time that Python has no type for
         raise TaskError(f"{str(file)!r} is not a .parquet file that can be read: {error}") from None
