@@ -44,6 +44,12 @@ AGENTS["claude-code"] = ("agent.claude-code.accept_license=true",)
 """Agent → settings that it needs."""
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """The command with which mini-swe-agent submits."""
+SETUP = "export PATH=/envs/testbed/bin:$PATH PROJECT='set up'"
+"""Set-up lines of the task."""
+_IF_SET_UP = "&& ".join(
+    f"""{shell} 'test "$PROJECT" = "set up" && echo "$PATH" | grep -q /envs/testbed/bin' """
+    for shell in ("eval", "bash -c", "bash -lc", "sh -c", "sh -lc")
+)
 ENDED = "The bug is fixed. I checked the change by running the tests of the module."
 _TOOLS = re.compile(r"<tools>\n({.*?})\n</tools>", re.DOTALL)
 _CHAT = ChatCompletions()
@@ -69,7 +75,7 @@ def policy(tokenizer: PreTrainedTokenizerBase, agent: str, task: Task) -> Callab
         place = prompt.count(_REPLY) - 1
         if agent == "aider":  # its examples are replies too
             return next(edits, ENDED)
-        commands = ["git log --oneline | head -n 3; ls", fix(task)]
+        commands = ["git log --oneline | head -n 3; ls", f"{_IF_SET_UP} && {fix(task)}"]
         if agent == "mini-swe-agent":
             commands.append(SUBMIT)
         if not tools or place >= len(commands):
@@ -170,8 +176,9 @@ def page(rows: Sequence[Row]) -> str:
         "",
         "`make test-slow` checks this page. Each agent solves the demo task `demo__memofn-1` in the",
         "sandbox `local`, with the engine `vllm` and a scripted server: its replies run two commands by",
-        "the agent's own shell tool, and then end. Each ledger is balanced:",
-        "`sampled == trainable + dropped`.",
+        "the agent's own shell tool, and then end. The second one fails unless the shell, `bash -c`,",
+        "`bash -lc`, `sh -c` and `sh -lc` have the variables of the task's set-up lines. Each ledger is",
+        "balanced: `sampled == trainable + dropped`.",
         "",
         "```bash",
         "pip install swe-core swe-agents swe-sandbox-docker",

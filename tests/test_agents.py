@@ -20,7 +20,7 @@ from swe_core.api.task import Task
 from swe_core.rollout.run_directory import RunDirectory
 from swe_testing.serving.start import TokenServer
 
-from .agent_matrix import AGENTS, Row, page, policy, row
+from .agent_matrix import AGENTS, SETUP, Row, page, policy, row
 from .conftest import TASK, Scripted, SweCore
 from .engines import ObservingProxy
 
@@ -44,12 +44,25 @@ Solve = Callable[[str], Awaitable[Row]]
 
 
 @pytest.fixture
-def solve(swe_core: SweCore, scripted: Scripted, tokenizer: PreTrainedTokenizerBase, task: Task) -> Solve:
-    """Run one agent on the demo task, check its tokens, and return its row."""
+def solve(
+    swe_core: SweCore, scripted: Scripted, tokenizer: PreTrainedTokenizerBase, task: Task, tmp_path: Path
+) -> Solve:
+    """Run one agent on the demo task, check its tokens, and return its row.
+
+    The model solves it only if each kind of shell has the variables of the set-up lines.
+    """
+    columns = {
+        "instance_id": task.instance_id, "repo": task.repo, "base_commit": task.base_commit,
+        "problem_statement": task.problem_statement, "patch": task.patch, "test_patch": task.test_patch,
+        "FAIL_TO_PASS": task.fail_to_pass, "PASS_TO_PASS": task.pass_to_pass, "setup": SETUP,
+        "repository": str(task.repository), "test_command": task.test_command,
+    }  # fmt: skip
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(columns))
 
     async def run(agent: str) -> Row:
         async with scripted([policy(tokenizer, agent, task)], max_model_len=CONTEXT) as vllm:
-            args = ["--plugins", agent, "--task", TASK, "--engine", "vllm", "--engine-url", vllm.url]
+            args = ["--plugins", agent, "--tasks", str(rows), "--engine", "vllm", "--engine-url", vllm.url]
             args += ["--model", "scripted", *(part for one in AGENTS[agent] for part in ("--set", one))]
             done = await anyio.to_thread.run_sync(lambda: swe_core(*args))
             sampled = sum(len(asked.sent) for asked in vllm.requests)

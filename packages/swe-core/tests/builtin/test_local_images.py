@@ -9,18 +9,22 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import anyio
 import pytest
 
-from swe_core.api.sandbox import ASSETS_DIR, HOME_DIR, Asset, SandboxProvider, SandboxSpec
+from swe_core.api.limits import Limits
+from swe_core.api.sandbox import ASSETS_DIR, HOME_DIR, Asset, Sandbox, SandboxProvider, SandboxSpec
 from swe_core.builtin.local import bwrap, checks, image_tools
 from swe_core.builtin.local.images import Images
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import ImageNotFound, PolicyRefused, SandboxError
+from swe_core.rollout.task_environment import TaskEnvironments, write_profile
 from swe_core.system.seal import contents_of
+from swe_testing.records import make_task
 from swe_testing.registry import Registry, bare_layer, make_image, require, run_tool
 from swe_testing.sandbox.base import PATIENCE
 from swe_testing.waiting import until
@@ -477,3 +481,60 @@ def test_only_loopback_may_be_plain() -> None:
         assert image_tools.is_loopback(name)
     for name in ("registry.example/a:1", "a:1", "10.0.0.1:5000/a", "localhost.example/a"):
         assert not image_tools.is_loopback(name)
+
+
+SETUP = r"""
+unset GONE; export PATH=/envs/testbed:$PATH QUOTE="it's
+two lines" HOME=/elsewhere LANG=en_US.UTF-8 LC_ALL=C.UTF-8
+mkdir /left; cd /left; echo noise; printf '%s\0' more
+"""
+
+
+async def test_shells_of_an_agent_have_what_set_up_lines_export(
+    provider: SandboxProvider, image: MakeImage
+) -> None:
+    """/etc/profile sets PATH anew, as Debian's does; the lines run in a sandbox of their own, once."""
+    profile = file("etc/profile", "export PATH=/usr/bin:/bin\n")
+    locale = file("bin/locale", "#!/bin/sh\necho C.utf8\n", 0o755)
+    made = image(profile, locale, file("envs/testbed/python", "", 0o755), config=("--config.env", "GONE=no"))
+    spec, environments = SandboxSpec(image=made, disk_mb=64), TaskEnvironments()
+    opened: list[SandboxSpec] = []
+
+    class Counted(LocalProvider):
+        def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
+            opened.append(spec)
+            return provider.open(spec)
+
+    async def read() -> None:
+        found.append(await environments.of(make_task(setup=SETUP, image=made), Counted(), spec, Limits()))
+
+    found: list[Mapping[str, str]] = []
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(read)
+    (network,) = {one.network for one in opened}
+    assert (len(opened), network) == (1, "none")
+    assert {**found[0], "PATH": ""} == {"PATH": "", "QUOTE": "it's\ntwo lines", "LC_ALL": "C.UTF-8"}
+    async with provider.open(spec) as sandbox:
+        await write_profile(sandbox, found[0], PATIENCE)
+        script = 'echo "$QUOTE" $HOME $LANG; command -v python; ls -d /left'
+        for shell in (["sh", "-c"], ["sh", "-lc"]):
+            done = await sandbox.exec([*shell, script], env=found[0])
+            assert done.text == f"it's\ntwo lines {HOME_DIR}\n/envs/testbed/python\n"
+
+
+@pytest.mark.parametrize(
+    ("setup", "sentence"),
+    [
+        ("echo no such thing >&2; exit 3", "ended before their end with exit code 3: no such thing"),
+        ("sleep 60", r"did not end within 0.2 s \(limits.grade\)"),
+        ("head -c 2000000 /dev/zero >&9", "has more than 1048576 bytes"),
+    ],
+)
+async def test_set_up_lines_without_an_environment_are_an_error(
+    setup: str, sentence: str, provider: SandboxProvider, image: MakeImage
+) -> None:
+    task, spec = make_task(setup=setup), SandboxSpec(image=image(), disk_mb=64)
+    limits = Limits(grade=0.2 if "sleep" in setup else PATIENCE)
+    with pytest.raises(SandboxError, match=sentence):
+        await TaskEnvironments().of(task, provider, spec, limits)

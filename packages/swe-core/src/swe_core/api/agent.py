@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -51,6 +51,8 @@ class AgentContext:
         home: A private writable directory for the agent's own files.
         tools_url: URL of the host tools: GET lists them, POST `{tools_url}/NAME` with a JSON object of
             arguments calls one. "" in black-box mode.
+        environment: Variables that the task's set-up lines export, such as the PATH of its conda environment.
+            Every command of the agent gets them.
         exit_url: URL whose POST ends the agent, because its work is done. "" in black-box mode. Both URLs
             need `api_key` as bearer token.
     """
@@ -64,6 +66,7 @@ class AgentContext:
     home: str = HOME_DIR
     tools_url: str = ""
     exit_url: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def root_url(self) -> str:
@@ -138,7 +141,7 @@ class AgentSpec(ABC):
         """Return the argv that runs the agent to its end in `ctx.workdir`."""
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
-        """Return the environment of the agent's process.
+        """Return the environment of the agent's process, in addition to `ctx.environment`.
 
         Set no variable that the agent's children would use too, such as OPENAI_BASE_URL: the LLM calls of a
         test suite would become part of the trace.

@@ -55,9 +55,10 @@ def command(agent: AgentSpec, ctx: AgentContext) -> list[str]:
 
 
 def env(agent: AgentSpec, ctx: AgentContext) -> dict[str, str]:
-    """Return the environment of the agent's process."""
+    """Return the environment of the agent's process: the task's variables, and the agent's own."""
     expected = "a dict of texts such as {'MY_AGENT_URL': ctx.base_url}"
-    return _called(agent, "env", _ENV, expected, ctx, show=_kind)
+    own = _called(agent, "env", _ENV, expected, ctx, show=_kind)
+    return {**ctx.environment, **own}
 
 
 def stdin(agent: AgentSpec, ctx: AgentContext) -> bytes | None:

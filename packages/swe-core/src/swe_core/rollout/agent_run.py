@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 import anyio
 
@@ -23,10 +24,12 @@ from swe_core.rollout.dialogue import Dialogue, converse
 from swe_core.rollout.missing_program import missing_program
 from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RolloutFolder
+from swe_core.rollout.task_environment import write_profile
 from swe_core.system.detached import closed
 
 _FAREWELL = 2.0
 """Seconds in which an agent may say that the engine has failed, which its log then shows."""
+_PROFILE_TIMEOUT = 30.0
 _NOT_STARTED = (126, 127)
 """Exit codes of a program that is not executable or missing, and of a shell that says so of another."""
 
@@ -46,11 +49,15 @@ async def run_agent(
     folder: RolloutFolder,
     observer: Observer,
     run: AgentRun,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Run the agent's process to its end while the host answers its LLM calls.
 
     The host ends an agent that has submitted its work, or that continues after a budget has run out.
     Neither is a failure.
+
+    Args:
+        environment: Variables of the task for the agent's process and its login shells.
 
     Raises:
         AgentError: The agent failed, exceeded its time (`AgentTimeout`), or made no LLM call.
@@ -97,6 +104,7 @@ async def run_agent(
             workdir=request.task.workdir,
             tools_url=f"{base_url}/tools" if gate else "",
             exit_url=origin + gate.exit_path if gate else "",
+            environment=environment,
         )
         if gate is not None:
             gate.tools.offer(agent_contract.tools(agent, ctx))
@@ -138,6 +146,7 @@ async def _run(
     agent: AgentSpec, ctx: AgentContext, sandbox: Sandbox, output: AgentOutput, gate: Gate | None
 ) -> int:
     """Run the agent to its end, and return its exit code."""
+    await write_profile(sandbox, ctx.environment, _PROFILE_TIMEOUT)
     for path, content in agent_contract.files(agent, ctx).items():
         with raised_as(SandboxError):
             await sandbox.write(path, content, mode=0o600)

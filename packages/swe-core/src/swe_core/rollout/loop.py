@@ -29,6 +29,7 @@ from swe_core.rollout.agent_run import run_agent
 from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RolloutFolder
 from swe_core.rollout.state import RolloutState
+from swe_core.rollout.task_environment import opens_too_slowly
 from swe_core.sandboxing.repository.patch import PatchUnavailable, export_patch
 from swe_core.sandboxing.repository.prepare import prepare_repository
 from swe_core.system.detached import is_stray_cancellation
@@ -109,16 +110,22 @@ async def _collect_patch(
     """Run the agent in a sandbox of its own and export its patch; the sandbox is closed on return."""
     limits = request.limits
     agent_failure: Exception | None = None
-    with anyio.CancelScope(deadline=anyio.current_time() + limits.open) as opening:
+    with anyio.CancelScope() as opening:
         async with AsyncExitStack() as stack:
             with state.phase("open"):
+                environment = await context.environments.of(
+                    request.task, state.opens["agent"], request.spec, limits
+                )
+                opening.deadline = anyio.current_time() + limits.open
                 sandbox = await stack.enter_async_context(state.opens["agent"].open(request.spec))
             opening.deadline = math.inf  # bounds only the opening, although the scope encloses the rest
             with state.phase("prepare"), _budget("prepare", limits.prepare, SandboxError):
                 base = await prepare_repository(sandbox, request.task, hide=True)
             with state.phase("agent"):
                 try:
-                    await run_agent(request, context, sandbox, folder, state.observer, state.agent)
+                    await run_agent(
+                        request, context, sandbox, folder, state.observer, state.agent, environment
+                    )
                 except Exception as error:  # raised once the agent's work is saved
                     agent_failure = error
                     state.boundary = boundary_of(error, "agent")
@@ -141,7 +148,7 @@ async def _collect_patch(
                 raise agent_failure
             state.boundary = "sandbox"  # closing it may fail
     if opening.cancelled_caught:
-        raise SandboxError(f"the sandbox did not open within its budget of {limits.open:g} s (limits.open)")
+        raise opens_too_slowly(limits.open)
 
 
 async def _grade(

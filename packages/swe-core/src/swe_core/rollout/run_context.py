@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swe_core.api.agent import AgentSpec
 from swe_core.api.engine import Engine
 from swe_core.api.grader import Grader
 from swe_core.api.sandbox import SandboxProvider
 from swe_core.interception.server import InterceptionServer
+from swe_core.rollout.task_environment import TaskEnvironments
 from swe_core.system.redaction import Redactor
 
 
@@ -27,6 +28,7 @@ class RunContext:
     Args:
         gate: The server that the agents call, and the engine that answers; None if the host answers no calls.
         black_box: Set in black-box mode only.
+        environments: What the set-up lines of tasks export.
     """
 
     agent: AgentSpec
@@ -35,3 +37,4 @@ class RunContext:
     gate: tuple[InterceptionServer, Engine] | None
     black_box: BlackBox | None
     redactor: Redactor
+    environments: TaskEnvironments = field(default_factory=TaskEnvironments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import anyio
 
@@ -23,6 +23,7 @@ class ClientAgent(InteractiveAgent):
 
     def __init__(self) -> None:
         self.sandbox: Sandbox | None = None
+        self.environment: Mapping[str, str] = {}
         self.opened = anyio.Event()
         self.submitted = False
         self._work = anyio.Event()
@@ -34,7 +35,7 @@ class ClientAgent(InteractiveAgent):
 
     async def converse(self, ctx: AgentContext, dialogue: AgentDialogue) -> None:
         """Wait until the client submits."""
-        self._dialogue, self.sandbox = dialogue, dialogue.sandbox
+        self._dialogue, self.sandbox, self.environment = dialogue, dialogue.sandbox, ctx.environment
         self.opened.set()
         await self._work.wait()
 

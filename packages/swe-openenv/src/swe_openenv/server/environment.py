@@ -170,7 +170,7 @@ class SweEnvironment(Environment):
         if client is not None:
             client.record(AgentEvent(kind="tool_call", text=target or "", tool=action.type))
         try:
-            more = await self._use(sandbox, action)
+            more = await self._use(sandbox, action, client.environment if client else {})
         except SandboxError:
             if episode.client is None or episode.client.submitted:
                 raise UsageError(f"the episode {episode.id!r} has ended meanwhile") from None
@@ -180,9 +180,9 @@ class SweEnvironment(Environment):
             client.record(AgentEvent(kind="tool_result", text=text[:MAX_RECORDED], tool=action.type))
         return more
 
-    async def _use(self, sandbox: Sandbox, action: SweAction) -> Mapping[str, Any]:
+    async def _use(self, sandbox: Sandbox, action: SweAction, env: Mapping[str, str]) -> Mapping[str, Any]:
         if action.type == "exec":
-            done = await exec_command(sandbox, action.command or "", action.timeout_s)
+            done = await exec_command(sandbox, action.command or "", action.timeout_s, env)
             return {name: getattr(done, name) for name in done.__slots__}
         if action.type == "read":
             return {"output": await read_file(sandbox, action.path or "", action.timeout_s)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,17 +28,20 @@ class CommandResult:
     truncated: bool = False
 
 
-async def exec_command(sandbox: Sandbox, command: str, timeout: float) -> CommandResult:
+async def exec_command(
+    sandbox: Sandbox, command: str, timeout: float, env: Mapping[str, str]
+) -> CommandResult:
     """Run a shell command in the repository. One that runs out of time is killed with its children.
 
     Args:
         timeout: Seconds.
+        env: The task's variables.
 
     Raises:
         SandboxError: The sandbox failed.
     """
     try:
-        done = await sandbox.exec(["sh", "-c", command], timeout=timeout, max_output=MAX_TEXT)
+        done = await sandbox.exec(["sh", "-c", command], env=env, timeout=timeout, max_output=MAX_TEXT)
     except SandboxTimeout as error:
         return CommandResult("", f"{sentence(error)}\n", TIMED_OUT)
     return CommandResult(
