@@ -56,6 +56,7 @@ def test_row_becomes_a_task(tmp_path: Path) -> None:
          {"fail_to_pass": ("it's", "a", "a\\b"), "pass_to_pass": ("b", "c d")}),
         ({"FAIL_TO_PASS": None, "fail_to_pass": ["a"], "pass_to_pass": "[]"}, {"fail_to_pass": ("a",)}),
         ({"version": 3.0, "hints_text": float("nan"), "patch": None}, {"version": "3.0", "hints_text": ""}),
+        ({"test_cmds": ["x"], "test_command": "pytest", "image_name": "a/b"}, {"test_command": "pytest"}),
         ({"patch": "", "test_patch": ""}, {"patch": "", "test_patch": ""}),
         *(({"instance_id": "python__mypy-1", "repo": "python/mypy", "version": version},
            {"test_command": command})

@@ -17,13 +17,13 @@ from swe_core.builtin.rows.swebench import swebench_task
 from swe_core.builtin.rows.swegym import swegym_task
 
 _OWN = (
-    "is not supported; add the columns 'image_name' and 'test_command', and 'FAIL_TO_PASS' and 'PASS_TO_PASS'"
+    "is not supported; as rows of your own they need the columns 'image_name', 'test_command', "
+    "'FAIL_TO_PASS' and 'PASS_TO_PASS'"
 )
 _FOREIGN: Mapping[str, tuple[tuple[str, ...], str]] = {
     "Multi-SWE-bench": (("fix_patch", "resolved_issues"), _OWN),
     "SWE-bench Pro": (("before_repo_set_cmd", "selected_test_files_to_run"), _OWN),
     "SWE-bench Live": (("test_cmds",), _OWN),
-    "SWE-bench Multimodal": (("image_assets",), _OWN),
     "SWE-PolyBench": (("F2P", "P2P"), _OWN),
     "SWE-Lancer": (("question_id", "manager_data"), "is not supported: end-to-end tests decide its tasks"),
     "NeMo Gym": (
@@ -42,10 +42,11 @@ def task_of(row: Row) -> Task:
             is one of a data set that is not supported.
     """
     own = row.has("test_command") and (row.has("image_name") or row.has("repository"))
+    own = own or any(map(row.has, ("eval_script", "install_config", "parsed_commit_content")))
     for name, (columns, remedy) in _FOREIGN.items():
         if not own and all(row.has(column) for column in columns):
             row.reject(f"its columns are those of {name}, which {remedy}", name)
-    if not row.has("FAIL_TO_PASS") and (row.has("messages") or row.has("trajectory")):
+    if not own and not row.has("FAIL_TO_PASS") and (row.has("messages") or row.has("trajectory")):
         row.reject("it holds an attempt and no task: use the data set that the attempts were made from")
     try:
         return _task_of(row)

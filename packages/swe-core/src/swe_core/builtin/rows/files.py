@@ -32,7 +32,10 @@ def read_rows(file: Path) -> Iterator[tuple[str, object]]:
         if isinstance(rows, Unreadable):
             raise TaskError(f"{str(file)!r}: {rows.sentence}")
         if not isinstance(rows, list):
-            raise TaskError(f"{str(file)!r}: expected a list of rows, found {found(rows)}")
+            raise TaskError(
+                f"{str(file)!r}: expected a list of rows, found {found(rows)}; write one row a line into a "
+                ".jsonl file"
+            )
         for number, row in enumerate(rows, 1):
             yield f"row {number}", row
     elif suffix == ".parquet":

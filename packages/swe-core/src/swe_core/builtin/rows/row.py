@@ -22,6 +22,7 @@ CONDA = "source /opt/miniconda3/bin/activate\nconda activate testbed"
 
 _INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # also the name of a directory
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _DIFF = re.compile(r"^(?:diff --git |--- )", re.MULTILINE)
 _IDS = "a list of test ids, or such a list as JSON in a string"
 _ESCAPE = r"""\\(?:[\\'"nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})"""
@@ -181,7 +182,7 @@ class Row:
                 (column, "a key twice"),
             )
         except (ValueError, RecursionError):
-            if not _PYTHON_LIST.fullmatch(value):
+            if not _PYTHON_LIST.fullmatch(value.strip()):
                 self.wrong(column, value, expected)
         try:
             return [ast.literal_eval(text) for text in _LITERALS.findall(value)]
@@ -312,7 +313,7 @@ def plain(value: Any, depth: int = _DEPTH) -> Any:
         return [plain(inner, depth - 1) for inner in value]
     if type(value).__name__ in ("NAType", "NaTType"):  # of pandas
         return None
-    for convert in ("as_py", "tolist"):  # of arrow; of numpy and pandas
+    for convert in ("as_py", "to_pylist", "tolist"):  # of arrow; of numpy and pandas
         if callable(method := getattr(value, convert, None)):
             return plain(method(), depth - 1)
     return value
@@ -320,7 +321,7 @@ def plain(value: Any, depth: int = _DEPTH) -> Any:
 
 def is_text(text: str) -> bool:
     """Return False for half a surrogate pair or a NUL: no file and no argument can hold those."""
-    return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in text)
+    return not _NO_TEXT.search(text)
 
 
 def found(value: object) -> str:
