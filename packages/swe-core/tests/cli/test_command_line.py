@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from unittest.mock import Mock
 
 import click
@@ -44,6 +46,28 @@ def test_group_without_a_command_prints_its_help(ran: Ran) -> None:
 def test_interrupt_is_named(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "main", Mock(side_effect=KeyboardInterrupt))
     assert ran("runs") == (130, "", "swe-core: interrupted\n")
+
+
+def test_invalid_rows_are_told_by_kind(ran: Ran, tmp_path: Path) -> None:
+    """And `--skip-invalid` and `--task` arrive at their source."""
+    good = {
+        **dict.fromkeys(("patch", "test_patch"), ""),
+        **{"instance_id": "a", "repo": "o/r", "base_commit": "a" * 40, "problem_statement": "It fails."},
+        **{"FAIL_TO_PASS": ["t"], "PASS_TO_PASS": [], "image_name": "i", "test_command": "pytest"},
+    }
+    rows = [good, {**good, "instance_id": "b", "problem_statement": ""}, {"instance_id": "c"}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    listing = ("tasks", "list", "--tasks", str(file))
+    code, _, err = ran(*listing)
+    head, first, second, end = err.split("\n")
+    assert (code, end) == (2, "")
+    assert "2 of 3 rows are invalid; leave them out with --skip-invalid or --filter" in head
+    assert first.startswith("1 of 3 rows, line 2 ('b'): the column 'problem_statement' is empty")
+    assert second.startswith("1 of 3 rows, line 3 ('c'): the column 'repo' is missing")
+    for choice in (("--skip-invalid",), ("--task", "a"), ("--set", "tasks.rows.skip_invalid=true")):
+        code, out, _ = ran(*listing, *choice)
+        assert (code, out.splitlines()[-1]) == (0, "1 task")
 
 
 def test_help_in_a_pipe_is_not_wrapped(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,12 @@ from swe_core.api.task import Task
 from swe_core.builtin.rows.eval_script import eval_script_task
 from swe_core.builtin.rows.r2e import r2e_task
 from swe_core.builtin.rows.rebench import rebench_task
-from swe_core.builtin.rows.row import Row
+from swe_core.builtin.rows.row import Row, RowFault
 from swe_core.builtin.rows.smith import is_smith, smith_task
 from swe_core.builtin.rows.swebench import TEST_COMMANDS as SWE_BENCH
 from swe_core.builtin.rows.swebench import swebench_task
 from swe_core.builtin.rows.swegym import swegym_task
+from swe_core.errors import TaskError, sentence
 
 _OWN = (
     "is not supported; as rows of your own they need the columns 'image_name', 'test_command', "
@@ -50,6 +51,10 @@ def task_of(row: Row) -> Task:
         row.reject("it holds an attempt and no task: use the data set that the attempts were made from")
     try:
         return _task_of(row)
+    except RowFault:
+        raise
+    except TaskError as error:
+        row.reject(sentence(error))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
