@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -32,6 +33,7 @@ from swe_testing.sandbox.base import PATIENCE, SandboxSuite, runs, unique_second
 from swe_testing.sandbox.commands import CommandTests
 from swe_testing.sandbox.files import FileTests
 from swe_testing.sandbox.lifecycle import LifecycleTests
+from swe_testing.sandbox.machine import MachineTests
 from swe_testing.sandbox.network import NetworkTests, hello, serving
 from swe_testing.waiting import until
 
@@ -121,7 +123,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
 
 @pytest.mark.slow
 @needs_namespaces
-class TestImage(Local, CommandTests, FileTests):
+class TestImage(Local, CommandTests, FileTests, MachineTests):
     """The shared behaviour of sandboxes of an image from a registry, where what is in it matters."""
 
     @pytest.fixture
@@ -389,6 +391,22 @@ async def test_full_network_is_that_of_the_host() -> None:
             fetch = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read())"
             done = await sandbox.exec(["python3", "-c", fetch, url], timeout=PATIENCE)
             assert done.stdout == b"b'hello'\n", done.stderr
+
+
+def test_names_of_the_machine_and_no_time_zone_of_this_host(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        bwrap, "_etc", {"hosts": "# a\n127.0.0.1 localhost\tdb # b\n::1 localhost\n\n10.0.0.1 a b"}.get
+    )
+    ours = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n127.0.0.1 swe\n"
+    for files in (bwrap.identity_files, bwrap.image_files):
+        assert files("none")["/etc/hosts"] == ours
+        assert files("full")["/etc/hosts"] == f"{ours}127.0.0.1 db\n10.0.0.1 a b\n"
+    arguments = bwrap.Binds(SPEC, tmp_path, tmp_path).arguments
+    assert not {"/etc/localtime", "/etc/timezone"} & {
+        after for option, after in itertools.pairwise(arguments) if "bind" in option
+    }
 
 
 _KILLED_HOST = """

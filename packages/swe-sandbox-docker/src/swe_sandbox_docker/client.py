@@ -8,6 +8,7 @@ own socket loses the data that arrives together with the head of the reply.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import textwrap
 import weakref
@@ -54,6 +55,7 @@ class EngineLimits:
         version: Its version.
         seccomp: Whether it can apply swe-core's seccomp profile to a container.
         podman: Whether it is Podman, which reads a profile from a file of this host.
+        ipv6: Whether its kernel is this one, and has IPv6; False where that is not known.
     """
 
     cpus: int
@@ -64,6 +66,7 @@ class EngineLimits:
     version: str
     seccomp: bool
     podman: bool = False
+    ipv6: bool = False
 
 
 class Client:
@@ -221,4 +224,5 @@ def _limits(info: dict[str, Any], version: dict[str, Any]) -> EngineLimits:
         version=info.get("ServerVersion") or "of unknown version",
         seccomp="name=seccomp" in security and _GO_NAMES.get(machine, machine) in MACHINES,
         podman=any(part["Name"] == "Podman Engine" for part in version.get("Components") or ()),
+        ipv6=info.get("KernelVersion") == os.uname().release and os.path.exists("/proc/sys/net/ipv6"),
     )

@@ -22,6 +22,7 @@ from swe_sandbox_docker.client import Client
 SOCKET_DIR = "/run/swe"
 """Read-only mount point of the host directory with the sockets of the sandbox's relays."""
 
+HOSTNAME = "swe"
 KEEPER_ID = 65432
 KEEPER = f"{KEEPER_ID}:{KEEPER_ID}"
 """User and group of the container's first processes. Commands run as another user and without CAP_KILL, so
@@ -113,6 +114,10 @@ def create(
         if quota
         else {"ulimits": [Ulimit(name="fsize", soft=disk, hard=disk)]}
     )
+    if spec.network != "full":  # else the engine writes its name into /etc/hosts
+        options["extra_hosts"] = {HOSTNAME: "127.0.0.1"}
+    if client.limits.ipv6:  # engines before 26 disable ::1
+        options["sysctls"] = {"net.ipv6.conf.lo.disable_ipv6": "0"}
     host_config = api.create_host_config(
         init=True,
         network_mode="bridge" if spec.network == "full" else "none",
@@ -134,6 +139,7 @@ def create(
         stdin_open=True,  # docker-py sets StdinOnce: a disconnect of the attached client closes it
         environment={**spec.env, "HOME": HOME_DIR},
         working_dir=spec.workdir,
+        hostname=HOSTNAME,
         labels={**spec.labels, "swe-core": "1", LABEL: current_owner()},
         healthcheck={"test": ["NONE"]},
         host_config=host_config,

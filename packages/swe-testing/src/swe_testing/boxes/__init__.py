@@ -18,7 +18,7 @@ from anyio.abc import Process
 
 from swe_core.api.sandbox import SandboxSpec
 from swe_core.builtin.local import seccomp
-from swe_core.builtin.local.bwrap import Binds, default_path, find_bwrap, identity_files, why_not
+from swe_core.builtin.local.bwrap import HOSTNAME, Binds, default_path, find_bwrap, identity_files, why_not
 from swe_core.builtin.local.control import sealed
 
 SHARED = "/run/box"
@@ -162,14 +162,14 @@ def _bubblewrap(
     binds = Binds(SandboxSpec(network="none"), files, _PROGRAM / "main.py")
     late = [word for held, target in binds.late for word in ("--symlink", held, target)]
     return [
-        *(program, *_NAMESPACES, "--uid", "0", "--gid", "0", "--hostname", "sandbox"),
+        *(program, *_NAMESPACES, "--uid", "0", "--gid", "0", "--hostname", HOSTNAME),
         *(word for capability in _CAPABILITIES for word in ("--cap-add", capability)),
         # The server is process 1, as in a container, so that it reaps orphans and `kill -9 -1` spares it.
         *(("--as-pid-1",) if server is not None else ()),
         *(() if rules is None else ("--seccomp", str(rules))),
         *("--dir", "/root", "--dir", "/home"),
         *("--perms", "1777", "--tmpfs", "/tmp", "--perms", "1777", "--tmpfs", "/var/tmp"),
-        *(*binds.arguments, *late, *identity),
+        *(*binds.arguments, *late, *identity, "--perms", "1777", "--tmpfs", "/dev/shm"),
         *("--ro-bind", str(_PROGRAM), _INSIDE, "--bind", str(directory / "shared"), SHARED),
         *(word for mount in mounts for word in ("--ro-bind", str(mount.source), mount.target)),
         *("--setenv", "PATH", default_path(), "--setenv", "HOME", "/root", "--setenv", "LANG", "C.UTF-8"),

@@ -18,7 +18,7 @@ SOCKET_DIR = "/run/swe"
 """Path of the relay sockets inside a sandbox."""
 HIDDEN = "/.swe"
 """Directory that is prepared for the supervisor; the same as in supervisor.py."""
-PROBE_TIMEOUT = 10.0
+PROBE_TIMEOUT = 60.0
 
 UID = 1000
 """User id of code inside, where no image has another; the supervisor changes to it at last."""
@@ -29,12 +29,14 @@ IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ROOTS = ("/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
 # What programs need of /etc. The rest may hold secrets (pip.conf, gitconfig, npmrc, shadow).
 _ETC = (
-    *("alternatives", "debian_version", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "magic"),
+    *("alternatives", "debian_version", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "magic"),
     *("mime.types", "nsswitch.conf", "os-release", "pki", "protocols", "python3", "services", "ssl/certs"),
-    *("ssl/openssl.cnf", "terminfo", "timezone"),
+    *("ssl/openssl.cnf", "terminfo"),
 )
-_ETC_NETWORK = ("gai.conf", "host.conf", "hosts", "resolv.conf")
-_LOOPBACK_HOSTS = {"/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n"}
+_ETC_NETWORK = ("gai.conf", "host.conf", "resolv.conf")
+HOSTNAME = "swe"
+_HOSTS = {"127.0.0.1": ["localhost"], "::1": ["localhost", "ip6-localhost", "ip6-loopback"]}
+_UTC = "/usr/share/zoneinfo/Etc/UTC"
 _WRITABLE = ("/tmp", "/var/tmp", "/dev/shm")
 
 
@@ -139,15 +141,27 @@ def identity_files(network: str) -> dict[str, str]:
         "/etc/passwd": f"root:x:0:0:root:/root:/bin/sh\n{_USER}:x:{UID}:{UID}::/tmp/swe-home:/bin/sh\n"
         "nobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
         "/etc/group": f"root:x:0:\n{_USER}:x:{UID}:\nnogroup:x:65534:\n",
+        "/etc/timezone": "Etc/UTC\n",
     }
-    return files if network == "full" else files | _LOOPBACK_HOSTS
+    return files | _names(network)
 
 
 def image_files(network: str) -> dict[str, str]:
     """Return the files of /etc that a sandbox of an image has of its own, as containers have."""
-    if network != "full":
-        return _LOOPBACK_HOSTS
-    return {f"/etc/{name}": text for name in ("hosts", "resolv.conf") if (text := _etc(name))}
+    resolver = _etc("resolv.conf") if network == "full" else ""
+    return _names(network) | ({"/etc/resolv.conf": resolver} if resolver else {})
+
+
+def _names(network: str) -> dict[str, str]:
+    """Return the files with the names of the sandbox's machine, and of others that this host knows."""
+    lines = [f"{address} {' '.join(names)}" for address, names in _HOSTS.items()]
+    lines.append(f"127.0.0.1 {HOSTNAME}")
+    ours = {HOSTNAME, *_HOSTS["::1"]}
+    for line in _etc("hosts").splitlines() if network == "full" else ():
+        address, *names = line.partition("#")[0].split() or [""]
+        if others := [name for name in names if name not in ours]:
+            lines.append(" ".join([address, *others]))
+    return {"/etc/hostname": f"{HOSTNAME}\n", "/etc/hosts": "\n".join([*lines, ""])}
 
 
 def _etc(name: str) -> str:
@@ -181,6 +195,8 @@ class Binds:
         if image is None:
             for name in _ETC + (_ETC_NETWORK if spec.network == "full" else ()):
                 self.arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+            if os.path.exists(_UTC):
+                self.arguments += ["--symlink", _UTC, "/etc/localtime"]
         else:
             self.arguments += ["--ro-bind", str(image), f"{HIDDEN}/image"]
         for home in _python_homes():
@@ -217,7 +233,7 @@ def command_line(
     """
     return [
         *(bwrap, *_namespaces(spec.network), "--as-pid-1", "--clearenv", "--uid", "0", "--gid", "0"),
-        *("--hostname", "swe", "--cap-add", "ALL"),
+        *("--hostname", HOSTNAME, "--cap-add", "ALL"),
         *(() if rules is None else ("--seccomp", str(rules))),
         *("--tmpfs", HIDDEN, "--size", str(spec.disk_mb * 2**20), "--tmpfs", f"{HIDDEN}/disk"),
         *binds.arguments,

@@ -16,6 +16,7 @@ from swe_core.api.sandbox import SandboxSpec
 
 ROOT = Path("/sys/fs/cgroup")
 _RMDIR_PATIENCE = 2.0
+_OPEN_FILES = 65536  # programs that close all descriptors take minutes where there are millions
 _PERIOD_US = 100_000
 _SUPERVISION = 2  # bwrap and the supervisor, which are in the sandbox's cgroup
 
@@ -130,7 +131,7 @@ def rlimits(spec: SandboxSpec, *, memory: bool, processes: bool) -> dict[str, in
             is only reserved, and a JavaScript engine reserves gigabytes.
         processes: Limit the user's processes; the kernel counts them per user namespace.
     """
-    wanted = {"RLIMIT_CORE": 0}
+    wanted = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": _OPEN_FILES}
     if memory:
         wanted["RLIMIT_DATA"] = spec.memory_mb * 2**20
     if processes:
