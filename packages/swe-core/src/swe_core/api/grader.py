@@ -70,6 +70,10 @@ class Grade(BaseModel):
     reason: str = Field(default="", description="one sentence when not resolved")
     fail_to_pass: dict[str, TestStatus] = Field(default_factory=dict)
     pass_to_pass: dict[str, TestStatus] = Field(default_factory=dict)
+    phantoms: tuple[str, ...] = Field(
+        default=(),
+        description="names in the two that no test has: the log has them, for the data set's own parser",
+    )
     test_exit_code: int | None = Field(default=None, description="None when no test ran")
     test_seconds: float = Field(default=0.0, ge=0, description="the bare test run, seconds")
     channel: Literal["reporter", "log"] | None = Field(

@@ -62,8 +62,10 @@ def test_swe_bench_command_may_depend_on_the_version(tmp_path: Path) -> None:
 def test_django_runs_modules_in_its_locale(tmp_path: Path) -> None:
     names = ("tests/admin_views/tests.py", "tests/forms/data.json", "django/test/x.py")
     patch = "".join(DIFF.replace("x.py", name) for name in names)
-    (task,) = load(tmp_path, row("bench", **of("django/django"), version="2.2", test_patch=patch))
-    assert task.test_files == ("admin_views.tests", "django.test.x")
+    kept = ["test_a (admin_views.tests.Views)", "test_b (urls.tests.Urls.test_b)", "It does."]
+    columns = {**of("django/django"), "version": "2.2", "PASS_TO_PASS": kept}
+    (task,) = load(tmp_path, row("bench", **columns, test_patch=patch))
+    assert task.test_files == ("admin_views.tests", "django.test.x", "urls.tests")
     assert "export LC_ALL=en_US.UTF-8" in task.setup
     assert task.setup.endswith(CONDA)
     assert task.log_parser == "django"

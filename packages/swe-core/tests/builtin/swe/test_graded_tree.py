@@ -100,7 +100,7 @@ async def test_honest_patch_loses_only_its_tests(world: World, how: str) -> None
     tree = await world.grade(script)
     assert not tree.is_base
     assert tree.applied_with == "git apply"
-    assert tree.files == ("tests/a", "tests/test_calc.py")
+    assert tree.files == ("tests/test_calc.py", "pkg/test_ops.py")
     assert await world.text("tests/test_calc.py") == "def test_zero(): pass\ndef test_add(): pass\n"
     assert {kind for kind, _ in kinds(tree)} <= {"tests", "runner-config"}
     await world.sh("diff -r --no-dereference -x .git -x tests /tmp/left . >&2")

@@ -20,6 +20,7 @@ from swe_core.builtin.swe.parsers import (
     log_reader,
     parse_pytest,
     parse_unittest,
+    printed,
     shortened,
     statuses,
 )
@@ -61,6 +62,12 @@ CASES: list[tuple[str, bytes, dict[str, str]]] = [
      {"t.py::a": "XPASS", "t.py::a because of this": "XPASS", "t.py::b": "XFAIL", "t.py:3": "SKIPPED",
       "lib/t.py": "SKIPPED", "t.py": "ERROR"}),
     ("pytest", b"t.py::test_a PASSED [ 50%]\nt.py::test_b ", {}),  # truncated
+    # Without -rA: a verbose run that came to its end.
+    ("pytest", b"t.py::a PASSED [ 50%]\nt.py::a ERROR [ 50%]\nt.py::b[x y] PASSED\nt.py::c SKIPPED (no)\n"
+     + PYTEST_LOG + b"ERROR t.py::a - no\n== 2 passed, 1 skipped, 1 error in 0.12s (0:01:02) ==\n+ : end\n",
+     {"t.py::a": "ERROR", "t.py::b[x y]": "PASSED", "t.py::c": "SKIPPED"}),
+    ("pytest", b"t.py::a PASSED\n" + PYTEST_LOG + b"PASSED t.py::b\n== 1 passed in 0.1s ==\n",
+     {"t.py::b": "PASSED"}),
     ("unittest", b"test_a (m.C) ... ok\ntest_b (m.C)\nSays what ... ok\n"
      b"test_sub (m.C) ... test_next (m.C) ... ok\ntest_last (m.C) ... \r\nprinted\nok\n"
      b"======\nFAIL: test_sub (m.C) (i=1)\n------\n",
@@ -80,6 +87,8 @@ CASES: list[tuple[str, bytes, dict[str, str]]] = [
     ("swebench:parse_log_sympy", b"test_early ok\n+ : '>>>>> Start Test Output'\ntest_a ok\ntest_b F\n",
      {"test_a": "PASSED", "test_b": "FAILED"}),
     ("swebench:parse_log_sympy", b"test_a ok\ntest_c E\n", {"test_a": "PASSED", "test_c": "ERROR"}),
+    ("swebench:parse_log_sympy", b"test_a ok              [OK]\ntest_c F    [FAIL]\n",
+     {"test_a": "PASSED", "test_c": "FAILED"}),
     ("swebench:parse_log_jest_json", b"{\xff not JSON", {}),
 ]  # fmt: skip
 
@@ -98,13 +107,22 @@ IDS: list[tuple[str, str, dict[str, str]]] = [
     # Ids that are cut at a blank match by their start.
     ("pytest", "PASSED t.py::a[x y]\nFAILED t.py::a[x z] - no\nPASSED t.py::a[xx w]\nPASSED t.py::b c\n"
      "PASSED t.py::d[long]\n",
-     {"t.py::a[x": "FAILED", "t.py::a[xx": "PASSED", "t.py::a": "MISSING", "t.py::b": "MISSING",
+     {"t.py::a[x": "FAILED", "t.py::a[xx": "PASSED", "t.py::a": "MISSING", "t.py::b": "PASSED",
       "t.py::a[x y]": "PASSED", "t.py::d[lo": "PASSED", "t.py::d[lo]": "MISSING"}),
+    # Those of several tests: a skipped one says nothing, for its log had no id of it.
+    ("pytest", "PASSED t.py::a[x y]\nSKIPPED t.py::a[x z]: no\nPASSED t.py::a[xx w]\n"
+     "FAILED t.py::c[y z] - no\nSKIPPED t.py::e[y z]: no\n",
+     {"t.py::a[x": "PASSED", "t.py::a[": "PASSED", "t.py::c[": "FAILED", "t.py::e[y": "SKIPPED"}),
     # Data sets spell some parameters in their own way.
     ("pytest", "PASSED t.py::a[/tmp/x/file.py]\nPASSED t.py::b[//host/x]\nPASSED t.py::c[/*/x]\n"
      "PASSED t.py::d[MouseButton.LEFT-MouseButton.RIGHT]\n",
      {"t.py::a[/file.py]": "PASSED", "t.py::a[/tmp/x/file.py]": "PASSED", "t.py::a[/x/file.py]": "MISSING",
       "t.py::b[/x]": "MISSING", "t.py::c[/x]": "MISSING", "t.py::d[1-3]": "PASSED"}),
+    ("pytest", "PASSED t.py::a[x  y]\nPASSED t.py::b[c\u3000d]\nPASSED t.py::c[x\ty\x7f]\n"
+     "PASSED t.py::d[1m-x]\nPASSED t.py::e[x - y]\n"
+     "PASSED t.py::f[MouseButton.LEFT x]\nPASSED t.py::g[x]y z\n",
+     {"t.py::a[x y]": "PASSED", "t.py::b[c d]": "PASSED", "t.py::b[c": "PASSED", "t.py::c[xy\x7f]": "PASSED",
+      "t.py::d-x]": "PASSED", "t.py::e[x": "PASSED", "t.py::f[1": "PASSED", "t.py::g[x]": "PASSED"}),
 ]  # fmt: skip
 
 
@@ -112,6 +130,38 @@ def test_ids_of_data_sets_find_their_results() -> None:
     for parser, log, results in IDS:
         found = log_reader(parser).parse(PYTEST_LOG * (parser == "pytest") + log.encode())
         assert statuses(parser, found, results) == results
+
+
+ODD = [
+    "t.py::a[x  y]", "t.py::b[c\u3000d]", "t.py::c[x\ty\x1fz]", "t.py::d[1m-x]", "t.py::e[x - y]", "t.py::é",
+    "t.py::f[MouseButton.RIGHT-MouseButton.LEFT x]", "t.py::g[/a/b/c.py]tail", "t.py::h[/a/b c/d]",
+    "t.py::i[[x]]", "t.py::j[]", "t.py::k[x] - y", "t.py::l [100%]", "my tests/t.py::m", "t.py::n[//a/b]",
+    "t.py::o[/a/*/b]", "t.py::p[\x1b[31mred\x1b[0m]", "t.py::q[PASSED]", "t.py::T::s[FAILED x]", "t.rst::t",
+]  # fmt: skip
+
+
+def test_ids_of_data_sets_are_those_of_their_parsers() -> None:
+    """The names that swebench's parsers give to passed tests find them."""
+    pytest.importorskip("swebench")
+    log = "".join(f"PASSED {test}\n" for test in ODD).encode()
+    found: dict[str, Any] = dict.fromkeys(ODD, "PASSED")
+    for name in sorted(swebench_parsers.PYTEST_PARSERS):
+        theirs = log_reader(f"swebench:{name}").parse(log)
+        assert len(theirs) > 5
+        assert statuses("pytest", found, theirs) == theirs, name
+
+
+def test_printed_names_are_found_as_their_parsers_do() -> None:
+    log = (
+        "x.py::a PASSED             [100%]\nPASSED      [100%]\nPASSED [ 50%]\nPASSED [100%]-----\n"
+        "a.py::b PASSED\nSKIPPED [1] a.py:3: no\nPASSED late\nFAILED late - no\nprogress of it XFAIL\n"
+    )
+    names = dict.fromkeys(("[100%]", "[", "[100%]-----", "a.py::b", "x.py::a"), "PASSED")
+    names |= {"late": "FAILED", "progress of it": "XFAIL"}
+    assert printed("pytest", log.encode(), {*names, "gone"}) == names
+    log = "A test ... with dots ... ok\nOther ... OK\nNo ... FAIL\nWhy ... skipped 'a ... b'\n"
+    names = {"A test ... with dots": "PASSED", "Other": "PASSED", "No": "FAILED"}
+    assert printed("django", log.encode(), names) == names
 
 
 # Printed in the format, read back.

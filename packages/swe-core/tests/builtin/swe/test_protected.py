@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_core.api.task import Task
-from swe_core.builtin.swe.git_trees import LINK, Changes, Entry, Trees, ancestors, blob_id
+from swe_core.builtin.swe.git_trees import LINK, SUBMODULE, Changes, Entry, Trees, ancestors, blob_id
 from swe_core.builtin.swe.merge_trees import digest_of_tests, merge_trees
 from swe_core.builtin.swe.protected import Protection
 from swe_core.builtin.swe.test_files import files_to_run
@@ -129,17 +130,42 @@ def test_shadow_modules_beside_tests_are_protected() -> None:
     assert kind("plain/json.py", trees("plain/test_x.py", "plain/json.py"), row) is None
 
 
-def test_files_to_run_come_from_test_patch_or_ids() -> None:
+FILES_TO_RUN: list[tuple[Task, tuple[str, ...]]] = [
+    (task("tests/test_b.py::t"), ("tests/test_b.py",)),
+    # What is no module is run where an id names it: pytest ends where it collects nothing of a file.
+    (task("tests/doc.rst::doc.rst"), ("tests/test_b.py", "tests/doc.rst")),
+    # Other tests that decide are run too, unless no tree has their file or the command runs it already.
+    (task("tests/test_b.py::t", pass_to_pass=["pkg/test_ops.py::t", "pkg/test_ops.py::u", "gone.py::t"]),
+     ("tests/test_b.py", "pkg/test_ops.py")),
+    (task("pkg/test_ops.py::t", test_command="pytest -rA pkg"), ("tests/test_b.py",)),
+    (task("sub/x/test_x.py::t", "calc.py::calc.add"), ("tests/test_b.py", "sub/x/test_x.py", "calc.py")),
+    (task("test_a (test_calc.T)", "pkg.test_ops.T.test_a", log_parser="unittest"),
+     ("tests/test_b.py", "tests/check.test", "tests/doc.rst", "tests/test_calc.py", "pkg/test_ops.py")),
+    (task("pkg/test_ops.py:test_a", "test_b", log_parser="swebench:parse_log_sympy"),
+     ("tests/test_b.py", "tests/check.test", "tests/doc.rst", "pkg/test_ops.py")),
+    (task("pkg/test_ops.py::t", test_files=[]), ()),
+    (task("pkg/test_ops.py::t", test_files=["x"]), ("x",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "files"), FILES_TO_RUN)
+def test_files_to_run_hold_all_tests_that_decide(row: Task, files: tuple[str, ...]) -> None:
     touched: Changes = {
         "tests/test_b.py": NEW, "tests/gone.py": None, "tests/conftest.py": NEW, "tests/__init__.py": NEW,
-        "tests/x.json": NEW, "tests/check.test": NEW,
+        "tests/x.json": NEW, "tests/check.test": NEW, "tests/xcsv": NEW, "tests/doc.rst": NEW,
     }  # fmt: skip
-    patched = trees(*FLAT, tests=touched)
-    assert files_to_run(task("a/b.py::t"), patched) == ("tests/test_b.py", "tests/check.test")
-    assert files_to_run(task("a/b.py::t", "a/b.py::u", "c.py::t"), trees()) == ("a/b.py", "c.py")
-    assert files_to_run(task("a/b.py::t", log_parser="unittest"), trees()) == ()
-    assert files_to_run(task("a/b.py::t", test_files=[]), patched) == ()
-    assert files_to_run(task("a/b.py::t", test_files=["x"]), patched) == ("x",)
+    repository = trees(*FLAT, tests=touched)
+    repository = replace(repository, base={**repository.base, "sub": Entry(SUBMODULE, "4" * 40)})
+    assert files_to_run(row, repository) == files
+
+
+def test_files_to_run_without_a_test_patch_fit_on_a_command_line() -> None:
+    assert files_to_run(task("calc.py::t", "pkg/ops.py::t"), trees(*FLAT)) == ("calc.py", "pkg/ops.py")
+    assert files_to_run(task("calc.T.t", log_parser="unittest"), trees(*FLAT)) == ()
+    many = [f"tests/unit/{'x' * 30}{number}/test_x.py" for number in range(2000)]
+    assert files_to_run(task(*(f"{path}::t" for path in many)), trees(*many)) == ("tests/unit",)
+    many.append("tests_x/test_x.py")
+    assert files_to_run(task(*(f"{path}::t" for path in many)), trees(*many)) == ()
 
 
 def test_digest_of_tests_depends_on_the_reference_only() -> None:

@@ -56,3 +56,32 @@ def test_verdict_ignores_discrepancies_of_the_reference() -> None:
         "the files of the tests cannot be read again",
     ]
     assert reading.beyond(reading) == []
+
+
+def test_verdict_counts_names_that_no_test_has_as_their_parser_did() -> None:
+    """Progress taken for a test. The log alone may say it where the reference's log says it too."""
+    printed = f"PASSED      [100%]\n{WHOLE}"
+    task = make_task(fail_to_pass=(A,), pass_to_pass=(B, "[100%]"))
+    reading = read(task, TestRun(0, printed.encode(), 1.0, passed(A, B)))
+    assert (reading.problems, reading.phantoms) == ((), {"[100%]"})
+    assert [doubt.key for doubt in reading.discrepancies] == ["no test: [100%]"]
+    assert reading.beyond(reading) == []
+    only = read(make_task(fail_to_pass=("[100%]",)), TestRun(0, printed.encode(), 1.0, passed(A)))
+    assert (only.fixed, "no test is called as FAIL_TO_PASS says" in only.problems[0]) == (frozenset(), True)
+
+
+def test_verdict_accepts_no_test_because_it_was_printed() -> None:
+    assert doubts(f"PASSED {B}\n{HEAD}PASSED {A}\n", passed(A)) == [f"!no test: {B}"]
+    assert doubts(f"{B} PASSED\n", Report(sessions=1)) == ["!incomplete"]
+
+
+def test_verdict_requires_of_tests_that_share_a_name_what_the_reference_does() -> None:
+    """Of a name that was cut at a blank, a skipped test says nothing; a patch may not make it skipped."""
+    ids = ("t.py::a[x y]", "t.py::a[x z]")
+    task = make_task(fail_to_pass=("t.py::a[x",), pass_to_pass=())
+    report = Report(
+        sessions=1, complete=True, exit_status=0, statuses=dict(zip(ids, ("PASSED", "SKIPPED"), strict=True))
+    )
+    reading = read(task, TestRun(0, f"{HEAD}PASSED {ids[0]}\n".encode(), 1.0, report))
+    assert reading.problems == ()
+    assert [doubt.key for doubt in reading.discrepancies] == ["SKIPPED: t.py::a[x"]

@@ -10,7 +10,7 @@ from swe_core.api.task import Task
 from swe_core.builtin.rows.eval_script import eval_script_task
 from swe_core.builtin.rows.r2e import r2e_task
 from swe_core.builtin.rows.rebench import rebench_task
-from swe_core.builtin.rows.row import Row, RowFault
+from swe_core.builtin.rows.row import Row, RowFault, found
 from swe_core.builtin.rows.smith import is_smith, smith_task
 from swe_core.builtin.rows.swebench import TEST_COMMANDS as SWE_BENCH
 from swe_core.builtin.rows.swebench import swebench_task
@@ -50,7 +50,7 @@ def task_of(row: Row) -> Task:
     if not own and not row.has("FAIL_TO_PASS") and (row.has("messages") or row.has("trajectory")):
         row.reject("it holds an attempt and no task: use the data set that the attempts were made from")
     try:
-        return _task_of(row)
+        task = _task_of(row)
     except RowFault:
         raise
     except TaskError as error:
@@ -59,6 +59,17 @@ def task_of(row: Row) -> Task:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         row.reject(f"it makes no task: {where}: {first['msg']}", (where, first["type"]))
+    if task.log_parser == "pytest" and task.fail_to_pass and not any(map(_may_be_id, task.fail_to_pass)):
+        row.reject(
+            f"FAIL_TO_PASS names no test: {found(task.fail_to_pass[0])} is no id of pytest, such as "
+            "'test_a.py::test_b', so no patch can be rewarded; leave the row out"
+        )
+    return task
+
+
+def _may_be_id(test: str) -> bool:
+    """Return whether a test of pytest may be called so: none is called `[100%]`."""
+    return "::" in test or test[0].isalnum() or test[0] in "._/"
 
 
 def _task_of(row: Row) -> Task:

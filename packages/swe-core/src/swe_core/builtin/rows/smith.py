@@ -11,6 +11,7 @@ from swe_core.builtin.rows.row import CONDA, Row
 
 _PYTEST = "pytest --disable-warnings --color=no --tb=no --verbose -rA"
 _OF_REPO: Mapping[str, tuple[str, str]] = {
+    "python__mypy": ("pytest --color=no -rA", "pytest"),  # swesmith adds `-k` with the names of FAIL_TO_PASS
     "paramiko__paramiko": ("pytest -rA --color=no --disable-warnings", "pytest"),
     "pydantic__pydantic": (f"/root/.local/bin/uv run {_PYTEST}", "pytest"),
     "tornadoweb__tornado": ("python -m tornado.test --verbose", "unittest"),
@@ -18,8 +19,8 @@ _OF_REPO: Mapping[str, tuple[str, str]] = {
 }
 """Repositories with their own command in swesmith 0.0.9 (`swesmith.profiles.python`)."""
 
-_UNKNOWN = frozenset({"mido__mido", "python__mypy"})
-"""Repositories whose command swesmith makes for each row."""
+_UNKNOWN = frozenset({"mido__mido"})
+"""Repositories whose command here would name the tests in another way."""
 
 _REPO = re.compile(r"(?:.*/)?(?P<name>[^/]+?)\.(?P<commit>[0-9a-f]{7,40})")
 _IMAGE = re.compile(r"(?:^|/)swesmith\.")

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from swe_core.api.task import Task
 from swe_core.builtin.rows.environment import Environment, task_fields
 from swe_core.builtin.rows.row import CONDA, Row
+from swe_core.builtin.swe.test_files import NOT_TESTS
 
 IMAGE = "swebench/sweb.eval.x86_64."
 """SWE-bench's images: this, the lower-cased instance id with "__" written "_1776_", ":latest"."""
@@ -61,7 +63,7 @@ _DJANGO_SETUPS: Mapping[str, str] = {
     ),
 }
 _CHANGED_FILE = re.compile(r"^diff --git a/.* b/(.*)$", re.MULTILINE)
-_NOT_TESTS = (".json", ".png", ".csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml")
+_PLACE = re.compile(r"\w+ \((?!unittest\.)([a-z_]\w*(?:\.[a-z]\w*)*)\.[A-Z_]\w*(?:\.\w+)*\)")
 
 
 def swebench_task(row: Row) -> Task:
@@ -73,7 +75,7 @@ def swebench_task(row: Row) -> Task:
         image=published_image(fields["instance_id"]),
         setup=(_DJANGO_SETUPS.get(version, "") if django else "") + CONDA,
         test_command=_OF_VERSION.get((repo, version), TEST_COMMANDS[repo]),
-        test_files=django_labels(fields["test_patch"]) if django else None,
+        test_files=django_labels(fields) if django else None,
         log_parser=_LOG_PARSERS.get(repo, "pytest"),
     )
     return Task(**fields, **task_fields(row, environment))
@@ -84,8 +86,15 @@ def published_image(instance_id: str) -> str:
     return f"{IMAGE}{instance_id.lower().replace('__', '_1776_')}:latest"
 
 
-def django_labels(test_patch: str) -> tuple[str, ...]:
-    """Return the test modules that a test patch changes, for Django's `runtests.py`: `admin.tests`."""
-    files = (name for name in _CHANGED_FILE.findall(test_patch) if not name.endswith(_NOT_TESTS))
+def django_labels(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the modules that Django's `runtests.py` runs: those that the test patch changes (`admin.tests`),
+    then those that the ids of other tests name (`test_x (admin.tests.Case)`)."""
+    files = (name for name in _CHANGED_FILE.findall(fields["test_patch"]) if not name.endswith(NOT_TESTS))
     labels = (name.removesuffix(".py").removeprefix("tests/").replace("/", ".") for name in files)
-    return tuple(dict.fromkeys(labels))
+    run = dict.fromkeys(labels)
+    inside = tuple(f"{label.removesuffix('.__init__')}." for label in run)
+    for test in (*fields["fail_to_pass"], *fields["pass_to_pass"]):
+        place = _PLACE.fullmatch(test.strip())
+        if place is not None and not f"{place[1]}.".startswith(inside):
+            run.setdefault(place[1])
+    return tuple(run)

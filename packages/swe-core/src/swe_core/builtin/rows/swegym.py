@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
+from typing import Any
 
 from swe_core.api.task import Task
 from swe_core.builtin.rows.environment import Environment, task_fields
@@ -40,7 +42,10 @@ def swegym_task(row: Row) -> Task:
     command = None if row.has("test_command") else _test_command(row, fields["repo"])
     ours = fields["repo"] in TEST_COMMANDS or fields["repo"] == _MYPY
     image = published_image(fields["instance_id"]) if ours else None
-    return Task(**fields, **task_fields(row, Environment(image, CONDA, command)))
+    files: tuple[str, ...] | None = None
+    if command and fields["repo"] == _MYPY and (cases := mypy_cases(fields)):
+        command, files = f"{command} -k {shlex.quote(cases)}", ()
+    return Task(**fields, **task_fields(row, Environment(image, CONDA, command, files)))
 
 
 def published_image(instance_id: str) -> str:
@@ -56,3 +61,21 @@ def _test_command(row: Row, repo: str) -> str | None:
     if not number:
         row.wrong("version", version, "mypy's version, such as '1.7', or a column 'test_command'")
     return "pytest -rA" if (int(number[1]), int(number[2])) >= (1, 7) else "pytest -n0 -rA"
+
+
+def mypy_cases(fields: Mapping[str, Any]) -> str:
+    """Return the tests of mypy that are run, for pytest's `-k`: the `[case NAME]` lines of the test patch, as
+    in SWE-Gym's harness, and the tests that they do not select. Empty where the test patch has no such line
+    or pytest would recurse too deeply, so that the files of the tests are run.
+    """
+    cases = dict.fromkeys(name for name in _CASE.findall(fields["test_patch"]) if _KEYWORD.fullmatch(name))
+    tests = (*fields["fail_to_pass"], *fields["pass_to_pass"])
+    names = dict.fromkeys(test.rpartition("::")[2] for test in tests)
+    others = [name for name in names if not any(case in name for case in cases)]
+    whole = cases and len(cases) + len(others) <= _MOST and all(map(_KEYWORD.fullmatch, others))
+    return " or ".join((*cases, *others)) if whole else ""
+
+
+_CASE = re.compile(r"\[case ([^\]]+)\]")
+_KEYWORD = re.compile(r"(?!(?:and|or|not|True|False|None)$)[\w.+-]+")
+_MOST = 300

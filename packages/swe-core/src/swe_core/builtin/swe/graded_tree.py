@@ -39,7 +39,7 @@ from swe_core.builtin.swe.merge_trees import contents_needed, digest_of_tests, m
 from swe_core.builtin.swe.protected import Protection
 from swe_core.builtin.swe.reference import GIT_APPLY, Reference, make_reference
 from swe_core.builtin.swe.suspicious import LARGEST_SOURCE, added, names_of_tests
-from swe_core.builtin.swe.test_files import files_to_run
+from swe_core.builtin.swe.test_files import absent_files, files_to_run
 from swe_core.errors import GraderError, SandboxBroken, SandboxTimeout, SweError
 from swe_core.sandboxing.repository.git import last_line, run_script
 from swe_core.sandboxing.repository.patch import MAX_PATCH_BYTES, Base, check_alive
@@ -117,6 +117,7 @@ class GradedTree:
 
     Args:
         files: The test files to run, relative to the repository (`test_files.files_to_run`).
+        absent: Files that ids of tests name and that are nowhere (`test_files.absent_files`).
         id: The git id of the whole tree.
         is_base: Whether the empty patch gives the same tree.
         applied_with: What applied the patch, such as `git apply`.
@@ -136,6 +137,7 @@ class GradedTree:
     own: Mapping[str, str]
     decisive: tuple[str, ...]
     suspicious: tuple[Suspicion, ...]
+    absent: tuple[str, ...] = ()
 
 
 class PatchDoesNotApply(SweError):
@@ -216,6 +218,7 @@ async def prepare_tree(
     )
     return GradedTree(
         files=files_to_run(task, trees),
+        absent=absent_files(task, trees),
         id=done.text.strip(),
         is_base=merged.is_base,
         applied_with=applied_with,

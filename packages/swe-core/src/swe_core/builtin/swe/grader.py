@@ -24,6 +24,7 @@ from swe_core.builtin.swe.verdict import PASSED, Discrepancy, TestOutcome, read
 from swe_core.errors import GraderError
 from swe_core.sandboxing.repository.patch import check_alive
 from swe_core.sandboxing.repository.prepare import prepare_repository
+from swe_core.system.plural import counted
 
 GIT_TIMEOUT = 300.0
 """Seconds for each of git's two parts: preparing the fresh repository, and writing the graded state."""
@@ -121,6 +122,9 @@ class SweGrader:
                 reference = await self._reference(task, tested.image_id, provider, spec, timeout, own)
                 discrepancies = reading.beyond(reference)
             reasons = [*reading.problems, *(discrepancy.sentence for discrepancy in discrepancies)]
+            if reading.problems and tree.absent:
+                named = counted(len(tree.absent), "file")
+                reasons.insert(1, f"the ids name {named} that the task lacks, such as {tree.absent[0]!r}")
             if reading.silent:
                 reasons = [
                     f"the tests gave no results with this patch (exit code {run.exit_code}): {run.last_line}"
@@ -143,6 +147,7 @@ class SweGrader:
             reason="; ".join(reasons[:_SHOWN]),
             fail_to_pass=reading.fail_to_pass,
             pass_to_pass=reading.pass_to_pass,
+            phantoms=tuple(sorted(reading.phantoms)),
             test_exit_code=run.exit_code,
             test_seconds=run.seconds,
             channel=reading.channel,
@@ -174,7 +179,8 @@ class SweGrader:
         """Return the share of the FAIL_TO_PASS tests that an unresolved patch fixes, in [0, 1).
 
         Tests of the list that pass at the base do not count, or a patch that does nothing would be paid. One
-        that such a patch breaks costs all. Where no run of the base ends, nothing is paid.
+        that such a patch breaks costs all. Nor do names that no test has. Where no run of the base ends,
+        nothing is paid.
 
         Raises:
             GraderError: The base cannot be prepared.
@@ -184,9 +190,11 @@ class SweGrader:
             if known.failing is None and known.tries < _TRIES:
                 known.tries += 1
                 known.failing = await self._failing(task, provider, spec, timeout)
-        if not known.failing or not reading.fixed.union(known.failing).issuperset(task.fail_to_pass):
+        tests = frozenset(task.fail_to_pass) - reading.phantoms
+        failing = (known.failing or frozenset()) & tests
+        if not failing or not reading.fixed.union(failing).issuperset(tests):
             return 0.0
-        return len(known.failing & reading.fixed) / len(known.failing)
+        return len(failing & reading.fixed) / len(failing)
 
     async def _failing(
         self, task: Task, provider: SandboxProvider, spec: SandboxSpec, timeout: float

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice, takewhile
 
 from swe_core.api.task import TestStatus
@@ -50,13 +50,12 @@ def parse_pytest(log: bytes) -> dict[str, TestStatus]:
     none.
 
     A skipped test is listed there by file and line only (`tests/test_a.py:12`); its id is known where
-    the run was verbose.
+    the run was verbose. So are all others, where a verbose run ended without `-rA`: no passed test is
+    listed then, and the last line counts some.
     """
     start = _summary_start(log)
-    if start is None:
-        return {}
     found: dict[str, TestStatus] = {}
-    for line in _lines(log[start:]):
+    for line in _lines(log[start:]) if start is not None else ():
         word, _, rest = line.partition(" ")
         status = _WORDS.get(word)
         if status is None or not rest.strip():
@@ -69,19 +68,35 @@ def parse_pytest(log: bytes) -> dict[str, TestStatus]:
         note_worst(found, test, status)
         if status == "XPASS" and " " in test:  # before pytest 8: "XPASS id reason"
             note_worst(found, test.split(" ", 1)[0], status)
-    for line in _lines_with(log[:start], b" SKIPPED"):
-        if (skipped := _verbosely_skipped(line)) is not None:
-            found.setdefault(skipped, "SKIPPED")
+    if "PASSED" not in found.values() and _counts_passed(log):
+        for word, status in _WORDS.items():
+            for test in _verbosely(log[:start], word):
+                note_worst(found, test, status)
+    elif start is not None:
+        for test in _verbosely(log[:start], "SKIPPED"):
+            found.setdefault(test, "SKIPPED")
     return found
 
 
-def _verbosely_skipped(line: str) -> str | None:
-    """Return the test of a line `ID SKIPPED (REASON) [ 12%]`, whose last two parts may be missing."""
-    line = line.rstrip()
-    if line.endswith("%]"):
-        line = line[: line.rfind("[")].rstrip()
-    test = line.partition(" SKIPPED (")[0] if line.endswith(")") else line.removesuffix(" SKIPPED")
-    return test if test != line and "::" in test.split(maxsplit=1)[0][1:] else None
+def _counts_passed(log: bytes) -> bool:
+    """Return whether the log has a last line of pytest that counts passed tests."""
+    at = log.rfind(b" passed")
+    line = log[log.rfind(b"\n", 0, max(at, 0)) + 1 :].partition(b"\n")[0]
+    return at >= 0 and _END.match(_lines(line)[0]) is not None
+
+
+_END = re.compile(r"(?:=+ )?(?:\d+ \w+, )*\d+ passed\b.* in [\d.]+ ?s")
+
+
+def _verbosely(log: bytes, word: str) -> Iterable[str]:
+    """Yield the tests of lines `ID STATUS (REASON) [ 12%]`, whose last two parts may be missing."""
+    for line in _lines_with(log, f" {word}".encode()):
+        line = line.rstrip()
+        if line.endswith("%]"):
+            line = line[: line.rfind("[")].rstrip()
+        test = line.partition(f" {word} (")[0] if line.endswith(")") else line.removesuffix(f" {word}")
+        if test != line and "::" in test.split(maxsplit=1)[0][1:]:
+            yield test
 
 
 def _summary_start(log: bytes) -> int | None:
@@ -284,47 +299,123 @@ def log_reader(name: str) -> LogReader:
 
 
 def statuses(parser: str, found: Found, wanted: Iterable[str]) -> dict[str, TestStatus]:
-    """Return the status of each of the `wanted` tests; MISSING if the log has none.
-
-    Data sets name tests as other parsers saw them. A pytest id that was cut inside its brackets (`test_a[x`
-    for `test_a[x y]`) stands for all tests that begin so, the worst of which counts (swebench's rule, where
-    they agree); likewise the other names that parsers gave (`_other_names`). A unittest is named as in a log
-    of any Python version, by its dotted name, or (Django's) by its docstring.
-    """
-    if parser in ("unittest", "django"):
-        return {test: found.get(_dotted_id(test)) or found.get(test.strip(), "MISSING") for test in wanted}
-    other: dict[str, TestStatus] = {}
-    for test, status in found.items():
-        if "[" in test:
-            for name in _other_names(test):
-                note_worst(other, name, status)
-    ordered = sorted(found)
+    """Return the status of each of the `wanted` tests; MISSING if the log has none."""
+    behind = meant(parser, found, wanted)
     return {
-        test: found.get(test) or other.get(test) or _of_cut(test, ordered, found) or "MISSING"
-        for test in wanted
+        test: max((found[one] for one in tests), key=_shared, default="MISSING")
+        for test, tests in behind.items()
     }
 
 
-def _of_cut(test: str, ordered: Sequence[str], found: Found) -> TestStatus | None:
-    """Return the worst status of the tests whose ids begin with a shortened one."""
+def meant(parser: str, found: Found, wanted: Iterable[str]) -> dict[str, Sequence[str]]:
+    """Return the tests that each of the `wanted` names stands for; none if nothing was found of it.
+
+    Data sets name tests as other parsers saw them (`_other_names`), and several tests may have one such
+    name. A pytest id that was cut inside its brackets (`test_a[x` for `test_a[x y]`) stands for all tests
+    that begin so, unless some have exactly that name. A unittest is named as in a log of any Python version,
+    by its dotted name, or (Django's) by its docstring.
+    """
+    if parser in ("unittest", "django"):
+        names = {test: (_dotted_id(test), test.strip()) for test in wanted}
+        return {test: [name for name in both if name in found][:1] for test, both in names.items()}
+    others: dict[str, list[str]] = {}
+    for test in found:
+        for name in _other_names(test):
+            others.setdefault(name, []).append(test)
+    ordered = sorted(found)
+    return {test: [test] if test in found else others.get(test) or _begun(test, ordered) for test in wanted}
+
+
+def _shared(status: TestStatus) -> int:
+    """Rank the statuses of tests that share a name: the worst counts. Logs that data sets were made from name
+    no skipped test by its id, and none that passes unexpectedly counts there: both say nothing of others."""
+    return -1 if status in ("SKIPPED", "XPASS") else _BADNESS[status]
+
+
+def _begun(test: str, ordered: Sequence[str]) -> Sequence[str]:
+    """Return the tests whose ids begin with one that was cut inside its brackets."""
     if test.count("[") <= test.count("]"):
-        return None
+        return ()
     begin = bisect_left(ordered, test)
-    meant = takewhile(lambda name: name.startswith(test), islice(ordered, begin, None))
-    return max((found[name] for name in meant), key=_BADNESS.__getitem__, default=None)
+    return list(takewhile(lambda name: name.startswith(test), islice(ordered, begin, None)))
 
 
 def _other_names(test: str) -> Iterable[str]:
-    """Return what data sets also call a parametrized pytest id: swebench's parsers keep the last part of a
-    path (`parse_log_pytest_options`) and know matplotlib's mouse buttons by number."""
-    if (path := _PATH_PARAMETER.match(test)) is not None:
-        yield f"{path[1]}[/{path[2]}]"
-    if "MouseButton." in test:
-        numbered = test.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3")
-        yield numbered.partition(" ")[0]
+    """Return what data sets also call a pytest id. Their parsers keep the first word (most of swebench's),
+    join the words by one blank, without control characters and colours (`parse_log_pytest_v2`), keep the last
+    part of a path in the brackets (`parse_log_pytest_options`) and know mouse buttons by number
+    (`parse_log_matplotlib`)."""
+    if _PLAIN.fullmatch(test):
+        return ()
+    buttons = test.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3")
+    bare = _bare(test)
+    names = {*test.split()[:1], *buttons.split()[:1], *bare[:1], " ".join(bare)}
+    names.update([*map(_with_short_path, test.split()[:1])])
+    return names - {test}
 
 
-_PATH_PARAMETER = re.compile(r"([^\[]*)\[/(?!/)(?:[^\]/*\s]*/)*([^/*\s]*)\]")
+_PLAIN = re.compile(r"[!-Z\\^-~]*")  # no bracket, nothing that str.split() takes for a blank, ASCII
+_COLOUR = re.compile(r"\[\d+m")
+_NO_CONTROLS = dict.fromkeys(range(1, 32))
+
+
+def _bare(text: str) -> list[str]:
+    return _COLOUR.sub("", text).translate(_NO_CONTROLS).split()
+
+
+def _with_short_path(test: str) -> str:
+    start, _, rest = test.partition("[")
+    option, end, _ = rest.rpartition("]")
+    if option.startswith("/") and not option.startswith("//") and "*" not in option:
+        option = option[option.rindex("/") :]
+    return f"{start}[{option}]" if end else test
+
+
+def printed(parser: str, log: bytes, wanted: Collection[str]) -> dict[str, TestStatus]:
+    """Return how a log says that some of the `wanted` ended, which no test is called.
+
+    Parsers that data sets were made with take any line for a result that begins or ends with the word for
+    one: `PASSED    [100%]`, which is pytest's progress, or what a test prints that runs pytest itself. Of
+    unittest they take what stands before ` ... ok`. As there, the last such line counts.
+    """
+    if not wanted or parser not in _PRINTED:
+        return {}
+    said = ((name, status) for line in _lines(log) for name, status in _PRINTED[parser](line))
+    return {name: status for name, status in said if name in wanted}
+
+
+def _said_by_pytest(line: str) -> Iterable[tuple[str, TestStatus]]:
+    if not any(word in line for word in _SAID):
+        return
+    for words in (line.split(), _bare(line)):
+        if len(words) < 2:
+            continue
+        if (status := _SAID.get(words[-1])) is not None:
+            yield " ".join(words[:-1]), status
+        if (status := _SAID.get(words[1])) is not None:
+            yield words[0], status
+        if (status := _SAID.get(words[0])) is not None:
+            for name in (words[1], _with_short_path(words[1]), " ".join(words[1:])):
+                yield name, status
+
+
+_SAID: Mapping[str, TestStatus] = {word: status for word, status in _WORDS.items() if word != "XPASS"}
+
+
+def _said_by_unittest(line: str) -> Iterable[tuple[str, TestStatus]]:
+    name, dots, end = line.strip().rpartition(" ... ")
+    if (
+        dots
+        and (status := _ENDINGS.get(end) or _ENDINGS.get(end.lower().strip()) or _ending(line)) is not None
+    ):
+        yield name, status
+
+
+_PRINTED: Mapping[str, Callable[[str], Iterable[tuple[str, TestStatus]]]] = {
+    "pytest": _said_by_pytest,
+    "unittest": _said_by_unittest,
+    "django": _said_by_unittest,
+}
 
 
 def _dotted_id(test: str) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Set
 
 from swe_core.api.task import Task
-from swe_core.builtin.swe.git_trees import Trees, ancestors
+from swe_core.builtin.swe.git_trees import SUBMODULE, Trees, ancestors
 
-_NOT_TESTS = frozenset((
-    ".cfg", ".csv", ".ini", ".jpeg", ".jpg", ".json", ".lock", ".md", ".pkl", ".png", ".rst", ".toml",
-    ".txt", ".yaml", ".yml",
-))  # fmt: skip
+NOT_TESTS = (
+    ".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml"
+)  # fmt: skip
+"""Endings of files of a test patch that swebench, and all that is made of it, does not run."""
+_LONGEST = 64 * 1024
+"""Characters of all files on a command line; Linux takes 128 KiB."""
 _TEST_NAME = re.compile(r"tests?[_.-].*|.*[_.-]tests?\.[^.]+|tests?\.[^.]+")
 _UNITTEST = re.compile(r"\w+ \(([\w.]+)\).*", re.DOTALL)
 _DOTTED = re.compile(r"\w+(?:\.\w+)+")
@@ -25,19 +28,75 @@ def files_to_run(task: Task, trees: Trees) -> tuple[str, ...]:
     """Return what is appended to the test command, relative to the repository.
 
     `Task.test_files` where given; else the files that the test patch adds or changes, without data and
-    support files; where it has none, those that the ids of the tests name.
+    support files, as swebench does it, then those that hold other tests that decide. pytest ends without a
+    test where it can collect nothing of a file, so a file that is no module is run only where an id names it.
+    Where they are too many for a command line, their directories are run, or everything.
     """
     if task.test_files is not None:
         return task.test_files
-    touched = [path for path, entry in trees.tests.items() if entry is not None and _is_run(path)]
-    if touched or task.log_parser != "pytest":
-        return tuple(touched)
-    return tuple(dict.fromkeys(test.split("::", 1)[0] for test in _ids(task) if "::" in test))
+    pytest = task.log_parser == "pytest"
+    named = dict.fromkeys(filter(_Paths(trees).has, _files_of_ids(task, trees)))
+    touched = [
+        path
+        for path, entry in trees.tests.items()
+        if entry is not None and _is_run(path) and (not pytest or path.endswith(".py") or path in named)
+    ]
+    if not touched and not pytest:
+        return ()
+    run = {_file_of(word) for word in _WORD.findall(task.test_command)} - {"."} | set(touched)
+    more = [path for path in named if run.isdisjoint((path, *ancestors(path)))]
+    files = (*touched, *more)
+    while sum(len(shlex.quote(path)) + 1 for path in files) > _LONGEST:
+        files = tuple(dict.fromkeys(map(posixpath.dirname, files)))
+        if not pytest or "" in files:
+            return ()
+    return files
+
+
+def absent_files(task: Task, trees: Trees) -> tuple[str, ...]:
+    """Return the files that ids of pytest name and that are nowhere in the reference: no run can have such a
+    test."""
+    if task.log_parser != "pytest":
+        return ()
+    there = _Paths(trees)
+    named = dict.fromkeys(_file_of(test) for test in _ids(task) if "::" in test)
+    return tuple(path for path in named if not there.has_below(path))
 
 
 def _is_run(path: str) -> bool:
-    name = posixpath.basename(path)
-    return name not in ("__init__.py", "conftest.py") and posixpath.splitext(name)[1] not in _NOT_TESTS
+    return posixpath.basename(path) not in ("__init__.py", "conftest.py") and not path.endswith(NOT_TESTS)
+
+
+def _files_of_ids(task: Task, trees: Trees) -> Iterator[str]:
+    """Yield the file of each test that decides, where its id names one: of pytest, unittest or sympy."""
+    modules = None
+    for test in _ids(task):
+        path, colons, _ = test.partition("::")
+        if colons or task.log_parser == "pytest":
+            yield _file_of(path)
+        elif task.log_parser.startswith("swebench:"):
+            yield _file_of(test.partition(":")[0])
+        elif (dotted := _dotted(test)) is not None:
+            modules = modules or _Modules(frozenset(trees.reference_paths()))
+            yield from modules.of(dotted)[:1]
+
+
+class _Paths:
+    """What the tests of a task can be in: files of the reference, those of other repositories in it, and what
+    an image has that git ignores."""
+
+    def __init__(self, trees: Trees) -> None:
+        self._files = frozenset(trees.reference_paths())
+        self._opaque = {path.rstrip("/") for path in trees.ignored}
+        self._opaque.update(path for path, entry in trees.base.items() if entry.mode == SUBMODULE)
+
+    def has(self, path: str) -> bool:
+        """Return whether a file may be there."""
+        return path in self._files or not self._opaque.isdisjoint((path, *ancestors(path)))
+
+    def has_below(self, path: str) -> bool:
+        """Return whether a file may be there, or below any directory, as where tests are run from one."""
+        return self.has(path) or any(known.endswith(f"/{path}") for known in self._files)
 
 
 def named_files(task: Task, trees: Trees) -> set[str]:
@@ -56,9 +115,9 @@ def named_files(task: Task, trees: Trees) -> set[str]:
             path = _file_of(path)
             if path in paths and not _is_doctest(path, item):
                 named.add(path)
-        elif (dotted := _UNITTEST.fullmatch(test.strip()) or _DOTTED.fullmatch(test.strip())) is not None:
+        elif (dotted := _dotted(test)) is not None:
             modules = _Modules(paths) if modules is None else modules
-            named.update(modules.of(dotted[dotted.re.groups]))
+            named.update(modules.of(dotted))
     return named
 
 
@@ -124,6 +183,12 @@ def _file_of(path: str) -> str:
 
 def _ids(task: Task) -> Iterable[str]:
     return (*task.fail_to_pass, *task.pass_to_pass, *(task.expected or ()))
+
+
+def _dotted(test: str) -> str | None:
+    """Return what the id of a unittest says of its place, `package.module.Class.test_x`."""
+    found = _UNITTEST.fullmatch(test.strip()) or _DOTTED.fullmatch(test.strip())
+    return None if found is None else found[found.re.groups]
 
 
 def _is_doctest(path: str, item: str) -> bool:

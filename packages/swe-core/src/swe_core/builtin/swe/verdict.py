@@ -10,7 +10,7 @@ not give the same. The grader makes that run only if there is a discrepancy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,13 +18,14 @@ from swe_core.api.grader import Tampering
 from swe_core.api.task import Task, TestStatus
 from swe_core.builtin.swe.git_trees import printable
 from swe_core.builtin.swe.log_reader import Found
-from swe_core.builtin.swe.parsers import log_reader, shortened, statuses
+from swe_core.builtin.swe.parsers import log_reader, meant, printed, shortened, statuses
 from swe_core.builtin.swe.run_tests import TestRun
 from swe_core.system.plural import counted
 
 PASSED: frozenset[TestStatus] = frozenset(("PASSED", "XFAIL", "XPASS"))
 _KEPT: frozenset[TestStatus] = frozenset((*PASSED, "SKIPPED"))
 _FAILED: frozenset[TestStatus] = frozenset(("FAILED", "ERROR"))
+_LENIENT: frozenset[TestStatus] = frozenset(("SKIPPED", "XFAIL", "XPASS"))
 _SIGNALLED = 128
 _SHOWN = 3
 
@@ -61,6 +62,8 @@ class TestOutcome:
         fixed: The FAIL_TO_PASS tests that end as they should; empty if the patch breaks anything else.
         discrepancies: Evidence against the run.
         silent: Whether it gave no result at all.
+        phantoms: Those of the tests that no test is called. The log alone has them, as for the parser that
+            the data set was made with (`parsers.printed`).
     """
 
     fail_to_pass: dict[str, TestStatus]
@@ -70,6 +73,7 @@ class TestOutcome:
     fixed: frozenset[str]
     discrepancies: tuple[Discrepancy, ...]
     silent: bool
+    phantoms: frozenset[str] = frozenset()
 
     def with_changed(self, files: Iterable[str]) -> TestOutcome:
         """Return this outcome with a discrepancy for each of `files`, which the run changed.
@@ -96,7 +100,8 @@ def read(task: Task, run: TestRun) -> TestOutcome:
 
     As in swebench: an expected failure counts as passed; a skipped test counts as kept in PASS_TO_PASS and
     as failed in FAIL_TO_PASS; a test that nothing is said of has not passed. Code under test can raise both
-    outcomes, so both are discrepancies: they count only where the reference has the same.
+    outcomes, so both are discrepancies: they count only where the reference has the same. So is a name that
+    no test has and the log alone says: code under test can print it.
     """
     reader, report = log_reader(task.log_parser), run.report
     found, renamed = reader.parse(shortened(run.log)), reader.rename(report.statuses)
@@ -104,25 +109,32 @@ def read(task: Task, run: TestRun) -> TestOutcome:
     by_log = statuses(task.log_parser, found, wanted)
     by_reporter = statuses(task.log_parser, renamed or {}, wanted)
     ended = {test: by_log[test] if by_reporter[test] == "MISSING" else by_reporter[test] for test in wanted}
+    whole = report.complete if report.sessions else bool(found)  # else a test that did not end looks like one
+    missing = frozenset(test for test, status in ended.items() if whole and status == "MISSING")
+    phantoms = printed(task.log_parser, shortened(run.log), missing)
+    ended |= phantoms
     fail_to_pass = {test: ended[test] for test in task.fail_to_pass}
     pass_to_pass = {test: ended[test] for test in task.pass_to_pass}
     good = {test: status for test, status in ended.items() if status in _KEPT}
+    tests = {test: status for test, status in good.items() if test not in phantoms}
     discrepancies = [
         *_about_session(run, reader.runner),
         *_about_exit_code(run, found, reader.runner),
-        *(_about_names(good, by_reporter) if report.sessions else ()),
+        *(_about_names(tests, by_reporter) if report.sessions else ()),
         *(_about_counts(run, found) if report.complete else ()),
-        *_about_log(good, by_log, run.log if found and reader.runner == "pytest" else None),
-        *_about_lenience(task, good),
+        *_about_log(tests, by_log, run.log if found and reader.runner == "pytest" else None),
+        *_about_lenience(task, tests, meant(task.log_parser, renamed or found, tests), renamed or found),
+        *_about_phantoms(good.keys() & phantoms.keys()),
     ]
     return TestOutcome(
         fail_to_pass,
         pass_to_pass,
         channel="reporter" if any(status != "MISSING" for status in by_reporter.values()) else "log",
-        problems=tuple(_problems(task, fail_to_pass, pass_to_pass, ended, found)),
-        fixed=frozenset(_fixed(task, pass_to_pass, ended, found)),
+        problems=tuple(_problems(task, fail_to_pass, pass_to_pass, ended, found, phantoms)),
+        fixed=frozenset(_fixed(task, pass_to_pass, ended, found)).difference(phantoms),
         discrepancies=tuple(discrepancies),
         silent=not found and not report.statuses,
+        phantoms=frozenset(phantoms),
     )
 
 
@@ -132,7 +144,11 @@ def _problems(
     pass_to_pass: Mapping[str, TestStatus],
     ended: Mapping[str, TestStatus],
     found: Found,
+    phantoms: Collection[str],
 ) -> Iterator[str]:
+    if fail_to_pass and all(test in phantoms for test in fail_to_pass):
+        named = ", ".join(map(repr, list(fail_to_pass)[:_SHOWN]))
+        yield f"no test is called as FAIL_TO_PASS says, and the log alone has {named}"
     yield from _problem("FAIL_TO_PASS tests do not pass", fail_to_pass, PASSED)
     yield from _problem("PASS_TO_PASS tests no longer pass", pass_to_pass, _KEPT)
     if task.expected is not None:
@@ -256,9 +272,19 @@ def _about_log(
             yield Discrepancy(f"not in the log: {test}", sentence, forged=True, test=test)
 
 
-def _about_lenience(task: Task, good: Mapping[str, TestStatus]) -> Iterator[Discrepancy]:
+def _about_lenience(
+    task: Task, good: Mapping[str, TestStatus], behind: Mapping[str, Sequence[str]], found: Found
+) -> Iterator[Discrepancy]:
     for test, status in good.items():
-        if status in ("SKIPPED", "XFAIL") and not (task.expected and test in task.expected):
+        if task.expected and test in task.expected:
+            continue
+        for lenient in sorted({status, *(found[one] for one in behind[test])} & _LENIENT):
             yield Discrepancy(
-                f"{status}: {test}", f"{test!r} ends as {status} with this patch alone", test=test
+                f"{lenient}: {test}", f"{test!r} ends as {lenient} with this patch alone", test=test
             )
+
+
+def _about_phantoms(phantoms: Iterable[str]) -> Iterator[Discrepancy]:
+    for name in sorted(phantoms):
+        sentence = "no test is called so, and only what was printed says that it passed"
+        yield Discrepancy(f"no test: {name}", sentence, forged=True, test=name)

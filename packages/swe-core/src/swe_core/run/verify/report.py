@@ -41,7 +41,7 @@ class Check(Record):
         description="null where the recipe does not fit the task: nothing was graded"
     )
     reward: float = Field(default=0.0, description="what it earned")
-    reason: str = Field(default="", description="one sentence where it is not resolved")
+    reason: str = Field(default="", description="one sentence where it is not resolved, or ids are no tests")
     tampering: tuple[str, ...] = Field(default=(), description="kinds of tampering that the grade lists")
     patch_bytes: int = Field(default=0, ge=0)
     patch: str | None = Field(default=None, description="the patch of a cheat that earned a reward")

@@ -277,7 +277,7 @@ class _OneTask:
             name=name,
             resolved=grade.resolved,
             reward=grade.reward,
-            reason=grade.reason,
+            reason=grade.reason or _named_by_no_test(grade),
             tampering=tuple(sorted({found.kind for found in grade.tampering})),
             patch_bytes=len(patch),
             patch=patch.decode(errors="replace") if stolen else None,
@@ -328,6 +328,11 @@ def _explained(gold: Graded) -> Iterator[str]:
     tests = {**gold.grade.fail_to_pass, **gold.grade.pass_to_pass}
     if missing := sum(status == "MISSING" for status in tests.values()):
         yield f"{missing} of {counted(len(tests), 'test')} {'was' if missing == 1 else 'were'} not collected"
+
+
+def _named_by_no_test(grade: Grade) -> str:
+    names = ", ".join(map(repr, grade.phantoms[:3]))
+    return f"no test is called {names}: the log has it, as the data set's parser read it" if names else ""
 
 
 def _contradiction(what: str, found: Sequence[Graded], *, tests: bool = True) -> str:
