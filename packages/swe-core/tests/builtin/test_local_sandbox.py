@@ -295,6 +295,27 @@ async def test_file_that_cannot_be_protected_is_named_with_the_reason() -> None:
             await sandbox.protect(["/no/file"])
 
 
+def inside() -> list[int]:
+    """Processes of this one's isolated sandboxes, as this machine numbers them."""
+    found = supervisors()  # these are bubblewrap's own
+    for pid in found:
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            with suppress(OSError):  # ended meanwhile
+                found += map(int, children.read_text().split())
+    return found[len(supervisors()) :]
+
+
+@needs_namespaces
+async def test_supervision_outlives_a_broad_kill_on_the_host() -> None:
+    """`killall python3` spares process 1, since it is one, and bubblewrap, by its name."""
+    async with LocalProvider().open(SPEC.model_copy(update={"write_protect": True})) as sandbox:
+        await sandbox.write("/testbed/file", b"")
+        for pid in inside():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        assert await sandbox.protect(["/testbed/file"])
+
+
 @needs_namespaces
 async def test_sandboxed_code_has_no_privileges() -> None:
     async with LocalProvider().open(SPEC) as sandbox:

@@ -611,10 +611,12 @@ class Supervisor:
         with mounter:
             try:
                 ask(socket.send_fds, mounter, [b"p"], [paths])
-                said = mounter.recv(4096).decode() or "the process that mounts was killed"
+                said = mounter.recv(4096).decode()
+            except (BrokenPipeError, ConnectionResetError):
+                said = ""
             except OSError as error:
                 said = why(error)
-        return {} if said == "done" else {"error": said}
+        return {} if said == "done" else {"error": said or "the process that mounts was killed"}
 
     def end(self) -> NoReturn:
         """Exit: the host has closed the connection. The end of process 1 ends all processes inside."""
@@ -631,6 +633,9 @@ def load(fd: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    # A `killall python3` on the host spares process 1, which the kernel protects: so all that supervise.
+    for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(ignored, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     Supervisor(control).run()
