@@ -24,6 +24,7 @@ from swe_core.api.grader import Grade, Graded
 from swe_core.api.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
 from swe_core.rollout import loop
+from swe_core.sandboxing.repository.patch import Change
 from swe_trainer_trl.rollouts.messages import FeedOptions
 
 PATIENCE = 120.0
@@ -165,14 +166,14 @@ async def _prepared(sandbox: Sandbox, task: Task, *, hide: bool) -> None:
     """No base: there will be no patch."""
 
 
-async def _exported(sandbox: Sandbox, base: None, *, timeout: float) -> bytes:
-    return b""
+async def _exported(sandbox: Sandbox, base: None, *, timeout: float) -> Change:
+    return Change(b"")
 
 
 def leave_repositories(put: Callable[[object, str, object], None] = setattr) -> None:
     """Neither cut histories nor export patches, which takes a hundred processes: no agent changes files."""
     put(loop, "prepare_repository", _prepared)
-    put(loop, "export_patch", _exported)
+    put(loop, "export_change", _exported)
 
 
 def agents(mark: str) -> int:

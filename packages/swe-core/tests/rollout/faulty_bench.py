@@ -27,6 +27,7 @@ from swe_core.interception.dialects.base import ParsedRequest, Reply
 from swe_core.interception.dialects.chat import ChatCompletions
 from swe_core.rollout import loop
 from swe_core.rollout.run_directory import RolloutFolder, RunDirectory
+from swe_core.sandboxing.repository.patch import Change
 
 from ..interception.helpers import sampled
 from .runner_bench import Approving, Box, Caller, CountedProvider, Inside, Talker, Witness, open_bench
@@ -234,9 +235,9 @@ def disturb(faults: Faults, patched: pytest.MonkeyPatch) -> None:
     async def prepare(sandbox: Sandbox, task: Task, *, hide: bool) -> None:
         await sandbox.exec(["git"])
 
-    async def export(sandbox: Sandbox, base: None, *, timeout: float) -> bytes:
+    async def export(sandbox: Sandbox, base: None, *, timeout: float) -> Change:
         await sandbox.exec(["git"])
-        return b"the patch"
+        return Change(b"the patch")
 
     def adding(self: RolloutFolder, turn: Turn) -> None:
         faults.call("folder.add_turn", self.path.name)
@@ -269,7 +270,7 @@ def disturb(faults: Faults, patched: pytest.MonkeyPatch) -> None:
         (CountedProvider, "open", opening),
         (Approving, "grade", grade),
         (loop, "prepare_repository", prepare),
-        (loop, "export_patch", export),
+        (loop, "export_change", export),
         (RolloutFolder, "add_turn", adding),
         (ChatCompletions, "reply", replying),
     ):

@@ -31,6 +31,7 @@ from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import FOLDERS, RunDirectory
 from swe_core.rollout.runner import Runner
 from swe_core.rollout.site import LocalSite
+from swe_core.sandboxing.repository.patch import Change
 from swe_testing.records import make_request, make_run, make_task
 
 from .shaky_server import Shaky
@@ -256,12 +257,12 @@ async def open_bench(
     async def prepare(sandbox: Sandbox, task: Task, *, hide: bool) -> None:
         """There is no repository."""
 
-    async def export(sandbox: Sandbox, base: None, *, timeout: float) -> bytes:
-        return b"the patch"
+    async def export(sandbox: Sandbox, base: None, *, timeout: float) -> Change:
+        return Change(b"the patch")
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(loop, "prepare_repository", prepare)
-        patched.setattr(loop, "export_patch", export)
+        patched.setattr(loop, "export_change", export)
         async with engine, InterceptionServer() as server:
             context = RunContext(agent, provider, grader, (server, engine), None, run.redactor)
             site, executor = LocalSite(context, path / FOLDERS), LocalExecutor()

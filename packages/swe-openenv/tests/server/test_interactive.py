@@ -193,7 +193,7 @@ def test_sandbox_that_fails_at_the_export_gives_no_verdict(
     async def failing(*args: object, **more: object) -> bytes:
         raise SandboxError("the export failed")
 
-    monkeypatch.setattr("swe_core.rollout.loop.export_patch", failing)
+    monkeypatch.setattr("swe_core.rollout.loop.export_change", failing)
     sets = ["run.sandbox_retries=1"]
     with serving(tmp_path / "run", sets, interactive=True) as server:
         last = exchange(server.url, reset(index=0), GOLD, SUBMIT)[-1]["data"]

@@ -86,6 +86,9 @@ class Grade(BaseModel):
         default="",
         description="why it is unknown whether the repository was at base_commit; empty where it was",
     )
+    notes: tuple[str, ...] = Field(
+        default=(), description="what a user should know of the verdict, sentences"
+    )
     hashes: Hashes | None = None
     image_id: str | None = Field(default=None, description="`Sandbox.image_id` of the grading sandbox")
 

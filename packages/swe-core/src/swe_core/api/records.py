@@ -242,6 +242,7 @@ class Rollout(Record):
         description="why the last reply of the policy's work ended, such as 'length': cut at a limit",
     )
     patch_bytes: int = Field(default=0, ge=0)
+    notes: tuple[str, ...] = Field(default=(), description="what a user should know of the patch, sentences")
     agent_exit_code: int | None = None
     phases: Phases = Field(default_factory=Phases)
     sandboxes: tuple[SandboxTime, ...] = ()

@@ -8,6 +8,14 @@ from swe_core.api.agent import AgentContext, AgentSpec
 from swe_core.api.component import Component, Config
 from swe_core.errors import AgentError
 from swe_core.plugins.hookspecs import hookimpl
+from swe_core.sandboxing.repository.patch import as_patch
+
+_APPLY = """
+cd -- "$1" || exit
+git apply --whitespace=nowarn "$2" || git apply --whitespace=nowarn --ignore-whitespace "$2" || exit
+git apply --cached --whitespace=nowarn "$2" 2>/dev/null || :
+"""
+# The second is for a data set that has lost the CRs of a patch. The third adds files that git ignores.
 
 
 class Oracle(AgentSpec):
@@ -28,10 +36,10 @@ class Oracle(AgentSpec):
                 f"the task {ctx.task.instance_id!r} has no gold patch, which the agent 'oracle' applies; "
                 "leave the task out or choose another agent"
             )
-        return {_patch_path(ctx): (patch if patch.endswith("\n") else f"{patch}\n").encode()}
+        return {_patch_path(ctx): as_patch(patch)}
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
-        return ("git", "-C", ctx.workdir, "apply", "--whitespace=nowarn", _patch_path(ctx))
+        return ("sh", "-c", _APPLY, "sh", ctx.workdir, _patch_path(ctx))
 
 
 def _patch_path(ctx: AgentContext) -> str:

@@ -124,6 +124,7 @@ class Facts:
     tampering: Tampered
     suspicious: Suspected
     unchecked: tuple[str, ...]  # sentences about bases that could not be compared with the base_commit
+    notes: tuple[str, ...]  # of patches and verdicts, each after the rollouts that have it
     turns: int
     prompt_tokens: int
     completion_tokens: int
@@ -164,6 +165,7 @@ def facts_of(rollouts: Sequence[Finished]) -> Facts:
         tampering=_tampering(rollouts),
         suspicious=_suspicious(rollouts),
         unchecked=unchecked_bases((r.task_id, r.grade.unchecked) for r in rollouts if r.grade),
+        notes=_notes(rollouts),
         turns=sum(rollout.turns for rollout in rollouts),
         prompt_tokens=sum(rollout.usage.prompt_tokens for rollout in rollouts),
         completion_tokens=sum(rollout.usage.completion_tokens for rollout in rollouts),
@@ -251,10 +253,27 @@ def unchecked_bases(tasks: Iterable[tuple[str, str]]) -> tuple[str, ...]:
         if why:
             by_reason[why].add(task)
     return tuple(
-        f"Nobody checked the base_commit of {', '.join(sorted(named, key=natural_key)[:3])}"
-        f"{f' and {len(named) - 3:,} more' if len(named) > 3 else ''}: {why}."
+        f"Nobody checked the base_commit of {_first(named)}: {why}."
         for why, named in sorted(by_reason.items())
     )
+
+
+def notes_of(rollout: Finished) -> tuple[str, ...]:
+    """Return the notes of a rollout, on its patch and its verdict."""
+    return (*rollout.notes, *(rollout.grade.notes if rollout.grade else ()))
+
+
+def _notes(rollouts: Sequence[Finished]) -> tuple[str, ...]:
+    by_note: defaultdict[str, set[str]] = defaultdict(set)
+    for rollout in rollouts:
+        for note in notes_of(rollout):
+            by_note[note].add(rollout.id)
+    return tuple(f"{_first(named)}: {note}" for note, named in by_note.items())
+
+
+def _first(names: Iterable[str]) -> str:
+    found = sorted(names, key=natural_key)
+    return f"{', '.join(found[:3])}{f' and {len(found) - 3:,} more' if len(found) > 3 else ''}"
 
 
 def _suspicious(rollouts: Sequence[Finished]) -> Suspected:

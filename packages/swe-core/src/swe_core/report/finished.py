@@ -79,6 +79,7 @@ class HeadGrade:
     resolved: bool
     reason: Message
     unchecked: str = ""
+    notes: tuple[Message, ...] = ()
     tampering: tuple[HeadTampering, ...] = ()
     suspicious: tuple[HeadSuspicion, ...] = ()
 
@@ -132,6 +133,7 @@ class RolloutHead:
     sandboxes: tuple[HeadSandbox, ...] = ()
     retried: tuple[HeadTry, ...] = ()
     patch_bytes: int
+    notes: tuple[Message, ...] = ()
     started_at: Seconds
     seconds: float
 

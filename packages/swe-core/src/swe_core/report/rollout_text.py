@@ -14,7 +14,7 @@ from rich.text import Text
 from swe_core.api.agent import AgentEvent, EventKind
 from swe_core.api.records import NODE_LOST, Rollout, Turn
 from swe_core.api.task import TestStatus
-from swe_core.report.facts import why
+from swe_core.report.facts import notes_of, why
 from swe_core.report.failing_tests import TestFailure, by_test, failures_of
 from swe_core.report.text import STYLE, Uncut
 from swe_core.rollout.run_directory import FOLDERS, RunDirectory
@@ -120,6 +120,8 @@ class Shown:
         for found in rollout.grade.suspicious if rollout.grade else ():
             where = f"{found.path}:{found.line}"
             yield Text(one_line(f"Suspicious, {found.kind}: {found.name} at {where}"), "yellow")
+        for note in notes_of(rollout):
+            yield Text(one_line(note), "yellow")
         yield Text(f"Files: {self._run.path / FOLDERS / self._name}", style="dim")
 
     def _transcript(self) -> Iterator[RenderableType]:

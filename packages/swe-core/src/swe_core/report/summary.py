@@ -73,6 +73,7 @@ def summary(
         "tampering": asdict(facts.tampering),
         "suspicious": asdict(facts.suspicious),
         "unchecked": list(facts.unchecked),
+        "rollout_notes": list(facts.notes),
         "phases": {name: asdict(spread) for name, spread in facts.phases.items()},
         "sandboxes": [asdict(used) for used in facts.sandboxes],
         "retried": asdict(facts.retried),

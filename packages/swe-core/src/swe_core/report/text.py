@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 40
 """Default maximum of rows of a table."""
+_MAX_NOTES = 5
 _MAX_FAILURES = 10
 _NAMED = 3
 """Rollouts with the same error whose ids are listed, and errors of one kind; of more, the number is."""
@@ -324,7 +325,10 @@ def _suspicious(facts: Facts) -> list[RenderableType]:
 
 def _warnings(facts: Facts) -> list[RenderableType]:
     unchecked = (Text(sentence, "yellow") for sentence in facts.unchecked)
-    return [*_tampering(facts), *_suspicious(facts), *unchecked]
+    notes = [Text(one_line(note), "yellow") for note in facts.notes[:_MAX_NOTES]]
+    if left_out := len(facts.notes[_MAX_NOTES:]):
+        notes.append(Text(f"… and {counted(left_out, 'more note')} (swe-core show)", "dim"))
+    return [*_tampering(facts), *_suspicious(facts), *unchecked, *notes]
 
 
 def _run_again(facts: Facts) -> list[RenderableType]:

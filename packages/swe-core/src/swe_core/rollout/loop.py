@@ -30,7 +30,7 @@ from swe_core.rollout.run_context import RunContext
 from swe_core.rollout.run_directory import RolloutFolder
 from swe_core.rollout.state import RolloutState
 from swe_core.rollout.task_environment import opens_too_slowly
-from swe_core.sandboxing.repository.patch import PatchUnavailable, export_patch
+from swe_core.sandboxing.repository.patch import PatchUnavailable, export_change
 from swe_core.sandboxing.repository.prepare import prepare_repository
 from swe_core.system.detached import is_stray_cancellation
 
@@ -134,7 +134,8 @@ async def _collect_patch(
                 with state.phase("export"):
                     with raised_as(SandboxError):  # no process of the agent may change files from here on
                         await sandbox.kill_all()
-                    state.patch = await export_patch(sandbox, base, timeout=limits.prepare)
+                    change = await export_change(sandbox, base, timeout=limits.prepare)
+                    state.patch, state.notes = change.patch, change.notes
                 folder.put_patch(state.patch)
                 state.collected = agent_failure is None
             except SandboxBroken as error:

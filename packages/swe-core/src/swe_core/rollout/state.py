@@ -75,6 +75,7 @@ class RolloutState:
     phases: dict[str, float] = field(default_factory=dict)
     agent: AgentRun = field(default_factory=AgentRun)
     patch: bytes = b""
+    notes: Sequence[str] = ()
     collected: bool = False
     grade: Grade | None = None
     failure: Failure | None = None
@@ -142,7 +143,7 @@ class RolloutState:
                 seconds=round(time.monotonic() - self._began, 4),
             )
             self._earlier = self.gates
-            self.agent, self.patch = AgentRun(), b""
+            self.agent, self.patch, self.notes = AgentRun(), b"", ()
             self.phases.clear()
         self.retried.append(given_up)
         self.failure, self._began = None, time.monotonic()
@@ -175,6 +176,7 @@ class RolloutState:
             ended_by=gate.ended_by if gate else None,
             finish_reason=gate.finish_reason if gate else None,
             patch_bytes=len(self.patch),
+            notes=tuple(map(self.redactor.text, self.notes)),
             agent_exit_code=self.agent.exit_code,
             phases=Phases(**known),
             sandboxes=tuple(spent for provider in self.opens.values() for spent in provider.spent),

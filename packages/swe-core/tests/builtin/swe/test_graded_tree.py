@@ -197,6 +197,8 @@ async def test_task_without_applicable_gold_patch_is_graded(world: World, patch:
     tree = await world.grade(f"{FIX}; echo x >>conftest.py", patch=patch)
     assert kinds(tree) == {("runner-config", "conftest.py")}
     assert tree.id == world.fixed
+    said = [note.partition("it may change: ")[2] for note in tree.notes]
+    assert said == ["gone.py: does not exist in index"][: len(patch)]
 
 
 async def test_gold_patch_inside_the_tests_is_the_base(world: World) -> None:

@@ -11,7 +11,13 @@ import pytest
 from swe_core.api.sandbox import HOME_DIR, ExecResult, Sandbox, SandboxProvider
 from swe_core.errors import SandboxError, SandboxTimeout
 from swe_core.sandboxing.repository import git
-from swe_core.sandboxing.repository.patch import Base, PatchUnavailable, export_patch, record_base
+from swe_core.sandboxing.repository.patch import (
+    Base,
+    PatchUnavailable,
+    export_change,
+    export_patch,
+    record_base,
+)
 
 from ...repositories import Repo, sh, slow_but
 
@@ -70,6 +76,14 @@ SHOWN = {
         "echo 3 >>kept.log; echo 4 >>loose.log; echo 5 >new.log",
         (1, b"kept.log"),
     ),
+    "ignored files that were added": (
+        "echo '*.log' >.gitignore; git add -A; git commit -qm i; echo 1 >staged.log; git add -f staged.log",
+        "git checkout -qb b; echo 2 >'á b.log'; git add -f 'á b.log'; git commit -qm b; echo 3 >c.log;"
+        "git add -fN c.log; echo 4 >c.log; mkdir d; echo 5 >d/d.log; git add -f d; rm d/d.log;"
+        "git update-index --split-index; git init -q e; echo 6 >e/e.log; git -C e add -f e.log;"
+        "ln -s x l.log; git add -f l.log; echo 7 >n.log",
+        (3, b'"b/\\303\\241 b.log"', b"+4\n", b"mode 120000"),
+    ),
 }
 
 
@@ -85,6 +99,38 @@ async def test_export_has_the_changes_alone(provider: SandboxProvider, small: Re
         patch = await export_patch(sandbox, base)
     assert patch.count(b"diff --git") == count
     assert [part for part in parts if part not in patch] == []
+
+
+CHURN = (
+    "mkdir -p build .tox lib/__pycache__; for n in build/x .tox/x lib/__pycache__/x.pyc; do echo >$n; done"
+)
+LEFT_OUT = "git ignores changed files, which are not in the patch (git add -f adds one): "
+
+
+@pytest.mark.parametrize(
+    ("script", "note"),
+    [
+        (CHURN, ""),
+        (f"{CHURN}; touch lib/b; mv a.txt lib/a; touch -d @0 lib/*", LEFT_OUT + "'lib/a', 'lib/b'"),
+        ("mkdir lib; touch lib/{1..9}", LEFT_OUT),
+        ("mkdir lib; truncate -s 3M lib/big; echo >lib/x; git add -f lib; rm lib/x", LEFT_OUT + "'lib/big'"),
+        ("mkdir lib; for i in 1 2 3; do head -c 900000 /dev/urandom >lib/$i; done; git add -f lib",
+         LEFT_OUT),
+    ],
+)  # fmt: skip
+async def test_ignored_files_that_are_left_out_are_named(
+    provider: SandboxProvider, small: Repo, script: str, note: str
+) -> None:
+    small.sh("echo old >old; printf 'lib\nbuild\n*.pyc\n.tox\nold\n' >.gitignore; mkdir -p node_modules")
+    async with recorded(provider, small) as (sandbox, base):
+        done = await sandbox.exec(["bash", "-euc", f"{script}; echo more >>a.txt"])
+        assert done.exit_code == 0, done.stderr
+        change = await export_change(sandbox, base, max_bytes=2_000_000)
+    assert b"/lib/" not in change.patch
+    assert b"+more" in change.patch
+    assert "".join(change.notes).startswith(note)
+    assert ("and 4 more" in "".join(change.notes)) == ("..9" in script)
+    assert bool(change.notes) == bool(note)
 
 
 DEEDS = {

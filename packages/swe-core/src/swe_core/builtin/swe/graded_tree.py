@@ -37,12 +37,12 @@ from swe_core.builtin.swe.git_trees import (
 )
 from swe_core.builtin.swe.merge_trees import contents_needed, digest_of_tests, merge_trees, own_files
 from swe_core.builtin.swe.protected import Protection
-from swe_core.builtin.swe.reference import GIT_APPLY, Reference, make_reference
+from swe_core.builtin.swe.reference import GIT_APPLY, Reference, Rules, make_reference
 from swe_core.builtin.swe.suspicious import LARGEST_SOURCE, added, names_of_tests
 from swe_core.builtin.swe.test_files import absent_files, files_to_run
 from swe_core.errors import GraderError, SandboxBroken, SandboxTimeout, SweError
 from swe_core.sandboxing.repository.git import last_line, run_script
-from swe_core.sandboxing.repository.patch import MAX_PATCH_BYTES, Base, check_alive
+from swe_core.sandboxing.repository.patch import MAX_PATCH_BYTES, Base, as_patch, check_alive
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """The longest answer of git that is taken: some two million paths."""
@@ -83,7 +83,11 @@ in_a_copy() {
     echo 'patch --fuzz=5' >"$GIT_DIR/model.how"
 }
 
-model=$({ git_apply model index || in_a_copy >/dev/null 2>&1; } && git write-tree) || model=$tree
+applied() {
+  git_apply model index || converting_apply model index 2>/dev/null || in_a_copy >/dev/null 2>&1
+}
+
+model=$(applied && git write-tree) || model=$tree
 git diff-tree -r --no-renames "$tree" "$model" | awk '/\.py"?$/ { print $3; print $4 }' |
   contents LARGEST >"$GIT_DIR/sources" || :
 wc -c <"$GIT_DIR/sources"
@@ -97,6 +101,12 @@ printf '\0'
 git ls-files --others --ignored --exclude-standard --directory -z
 """.replace("LARGEST", str(LARGEST_SOURCE))
 )
+
+_LIST = r"""
+git ls-tree -r -z "$tree"
+printf '\0'
+cat "$GIT_DIR/line-ends" "$GIT_DIR/info/own"
+"""
 
 _WRITE = r"""
 tar -x -f - -C "$GIT_DIR"
@@ -126,6 +136,7 @@ class GradedTree:
         own: Git ids of the task's own files: tests, their data, and the configuration of their run.
         decisive: Those of them that decide the verdict (`Protection.decides`).
         suspicious: What the part of the patch that counts adds (`suspicious.added`).
+        notes: What a user should know of the verdict, as sentences.
     """
 
     files: tuple[str, ...]
@@ -138,6 +149,7 @@ class GradedTree:
     decisive: tuple[str, ...]
     suspicious: tuple[Suspicion, ...]
     absent: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class PatchDoesNotApply(SweError):
@@ -159,12 +171,15 @@ class References:
         """
         key = task.digest, base.tree
         if key not in self._made:
-            done = await _git(sandbox, base, 'git ls-tree -r -z "$tree"', b"", timeout)
+            done = await _git(sandbox, base, _LIST, b"", timeout)
             if done.exit_code != 0 or done.truncated:
                 raise _unreadable(task, done)
-            listing = parse_listing(done.stdout.decode(errors="surrogateescape").split("\0")[:-1])
+            said, _, rules = done.stdout.rpartition(b"\0")
+            listing = parse_listing(said.decode(errors="surrogateescape").split("\0")[:-1])
+            line_ends, _, attributes = rules.partition(b"\n")
             read = partial(_blobs, sandbox, base, timeout)
-            self._made[key] = await make_reference(task, listing, len(base.tree), read)
+            own = Rules(attributes, line_ends + b"\n")
+            self._made[key] = await make_reference(task, listing, len(base.tree), read, own)
         return self._made[key]
 
 
@@ -192,13 +207,16 @@ async def prepare_tree(
         partial(_apply, sandbox, base, task, patch, timeout),
         partial(references.of, sandbox, base, task, timeout),
     )
+    known = {**sources, **reference.contents}
+    if reference.gold_with and as_patch(patch.decode(errors="replace")) == as_patch(task.patch):
+        # The task's own patch is applied once, in one way: it may have been made from files of another form.
+        applied_with, trees = reference.gold_with, replace(trees, model=reference.whole)
     if not applied_with:
         raise PatchDoesNotApply(f"the patch does not apply to the task's base: {said}")
     if (long := next(_too_long(base.root, trees), None)) is not None:
         raise PatchDoesNotApply(f"the patch names a path that is too long for Linux: {printable(long)[:300]}")
     trees = replace(trees, tests=reference.tests, reference=reference.whole)
     protection = Protection(trees, task)
-    known = {**sources, **reference.contents}
     contents = await _read(sandbox, base, contents_needed(trees, protection), known, timeout)
     merged = await anyio.to_thread.run_sync(merge_trees, trees, protection, contents)
     written = {entry.id for entry in merged.changes.values() if entry is not None}
@@ -213,7 +231,7 @@ async def prepare_tree(
     own = own_files(trees, protection)
     counts = [path for path in trees.model if protection.kind(path) is None]
     before, after = (
-        {path: _source(path, entry, sources) for path in counts if (entry := side(path)) is not None}
+        {path: _source(path, entry, known) for path in counts if (entry := side(path)) is not None}
         for side in (trees.base.get, trees.in_model)
     )
     return GradedTree(
@@ -227,6 +245,7 @@ async def prepare_tree(
         own={path: entry.id for path, entry in own.items()},
         decisive=tuple(filter(protection.decides, own)),
         suspicious=await anyio.to_thread.run_sync(added, before, after, names_of_tests(task)),
+        notes=(reference.note,) if reference.note else (),
     )
 
 

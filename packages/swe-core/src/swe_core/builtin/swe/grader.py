@@ -18,11 +18,10 @@ from swe_core.builtin.swe.graded_tree import (
     changed_files,
     prepare_tree,
 )
-from swe_core.builtin.swe.reference import as_patch
 from swe_core.builtin.swe.run_tests import TestRun, run_tests
 from swe_core.builtin.swe.verdict import PASSED, Discrepancy, TestOutcome, read
 from swe_core.errors import GraderError
-from swe_core.sandboxing.repository.patch import check_alive
+from swe_core.sandboxing.repository.patch import as_patch, check_alive
 from swe_core.sandboxing.repository.prepare import prepare_repository
 from swe_core.system.plural import counted
 
@@ -102,6 +101,7 @@ class SweGrader:
                 applied_with=tree.applied_with,
                 tampering=tree.tampering,
                 unchecked=tested.unchecked,
+                notes=tree.notes,
                 hashes=hashes,
                 image_id=tested.image_id,
             )
@@ -158,6 +158,7 @@ class SweGrader:
                 *(discrepancy.tampering for discrepancy in discrepancies if discrepancy.forged),
             ),
             unchecked=tested.unchecked,
+            notes=tree.notes,
             hashes=hashes.model_copy(update={"tests": tree.tests, "tree": tree.id, "log": log_hash}),
             image_id=tested.image_id,
         )

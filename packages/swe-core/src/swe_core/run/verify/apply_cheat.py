@@ -10,7 +10,7 @@ from swe_core.api.task import Task
 from swe_core.errors import SweError
 from swe_core.run.verify.payloads import forged_log
 from swe_core.run.verify.recipe import Cheat, Recipe, Target
-from swe_core.sandboxing.repository.patch import Base, export_patch
+from swe_core.sandboxing.repository.patch import Base, as_patch, export_patch
 
 _ADDED_FILE = re.compile(r"^\+\+\+ b/([^\t\n]+)", re.MULTILINE)
 RECIPE_TIMEOUT = 120.0
@@ -85,7 +85,7 @@ async def _carry_out(sandbox: Sandbox, root: str, task: Task, name: str, recipe:
 
     if recipe.hidden_tests and task.test_patch.strip():
         path = f"{HOME_DIR}/hidden-tests.patch"
-        await sandbox.write(path, task.test_patch.strip("\n").encode() + b"\n")
+        await sandbox.write(path, as_patch(task.test_patch))
         checked("the hidden tests", await sandbox.exec([*_APPLY.split(), path], cwd=root))
     for file, text in recipe.write.items():
         await sandbox.write(f"{root}/{file}", text.encode())

@@ -28,7 +28,7 @@ from swe_core.run.verify.apply_cheat import RECIPE_TIMEOUT, make_patch
 from swe_core.run.verify.cache import VerifyCache, versions
 from swe_core.run.verify.recipe import Cheat
 from swe_core.run.verify.report import Check, TaskVerdict, Verdict
-from swe_core.sandboxing.repository.patch import PatchUnavailable
+from swe_core.sandboxing.repository.patch import PatchUnavailable, as_patch
 from swe_core.sandboxing.repository.prepare import prepare_repository
 from swe_core.system.event_loop import until_signalled
 from swe_core.system.plural import counted
@@ -199,7 +199,7 @@ class _OneTask:
     async def _decide(self) -> tuple[Verdict, str]:
         if not self._task.patch.strip():
             return "broken_gold", "the row has no gold patch: nothing shows that it can be resolved"
-        gold = await self._repeated("gold", self._task.patch.strip("\n").encode() + b"\n")
+        gold = await self._repeated("gold", as_patch(self._task.patch))
         if contradiction := _contradiction("the gold patch", gold):
             return "flaky", contradiction
         if not gold[0].grade.resolved:

@@ -7,8 +7,10 @@ hooks, index, refs, excludes or attributes:
 
 - `env -i` clears the environment, `HOME` is the private directory: no global, system or injected config.
 - `info/attributes` overrules every `.gitattributes` in the tree: files are read and written byte by byte,
-  without filters, conversions, `$Id$` or diff drivers.
-- `.gitignore` files in the tree count; the repository's `info/exclude` does not.
+  without filters, conversions, `$Id$` or diff drivers. Only `converting` has them, without filters: a patch
+  that was made from git's own files (line ends LF) is to fit those of the work tree (CRLF).
+- `.gitignore` files in the tree count; the repository's `info/exclude` does not. What the repository's index
+  names counts, too: somebody added it on purpose.
 """
 
 from __future__ import annotations
@@ -39,9 +41,13 @@ enter() {
   mkdir -p "$2"
   HOME=$(mktemp -d "$2/.swe-git-XXXXXXXX")
   printf '[safe]\n  directory = *\n' >"$HOME/.gitconfig"  # the repository may have another owner
-  found=$(git rev-parse --show-toplevel 'HEAD^{commit}' --git-path objects 2>/dev/null) || found=
+  found=$(git rev-parse --show-toplevel 'HEAD^{commit}' --git-path objects --git-path info/attributes \
+    --git-path index 2>/dev/null) || found=
   [ -n "$found" ] || top=$(git rev-parse --show-toplevel 2>/dev/null) || quit 42 'not a git repository'
-  { IFS= read -r top; IFS= read -r commit || :; IFS= read -r objects || :; } <<END
+  {
+    IFS= read -r top
+    for name in commit objects attributes index; do IFS= read -r "$name" || :; done
+  } <<END
 ${found:-$top}
 END
   [ "$(cd -- "$top" && pwd -P)" = "$root" ] || quit 42 "a directory inside the repository $top"
@@ -84,6 +90,59 @@ END
   for objects in "$@"; do
     if [ -d "$objects" ]; then (cd "$objects" && pwd -P); fi
   done >"$GIT_DIR/objects/info/alternates"
+}
+
+# line_ends: print what the repository's settings say of them; before `new_git_dir`.
+line_ends() {
+  git config --get-regexp '^core\.(autocrlf|eol)$' | tr '[:upper:]' '[:lower:]' || :
+}
+
+# keep_rules LINE_ENDS ATTRIBUTES: note for `converting` what the repository itself says; after `new_git_dir`.
+keep_rules() {
+  autocrlf=false eol=native
+  while IFS=' ' read -r key value; do
+    case $key=$value in
+      core.autocrlf=input) autocrlf=input ;;
+      core.autocrlf=false | core.autocrlf=no | core.autocrlf=off | core.autocrlf=0) autocrlf=false ;;
+      core.autocrlf=*) autocrlf=true ;;
+      core.eol=*) eol=$value ;;
+    esac
+  done <<END
+$1
+END
+  echo "$autocrlf $eol" >"$GIT_DIR/line-ends"
+  { head -c 1048576 -- "$2" 2>/dev/null || :; } | tr -d '\0' >"$GIT_DIR/info/own"
+}
+
+# converting ARGUMENT...: run git with the attributes and line ends of the repository. It knows no filter, so
+# nothing is executed.
+converting() {
+  autocrlf=false eol=native
+  if [ -f "$GIT_DIR/line-ends" ]; then IFS=' ' read -r autocrlf eol <"$GIT_DIR/line-ends" || :; fi
+  case $autocrlf in true | input) ;; *) autocrlf=false ;; esac
+  case $eol in lf | crlf) ;; *) eol=native ;; esac
+  mv "$GIT_DIR/info/attributes" "$GIT_DIR/info/none"
+  cat "$GIT_DIR/info/own" >"$GIT_DIR/info/attributes" 2>/dev/null || :
+  status=0
+  git -c core.autocrlf=$autocrlf -c core.eol=$eol "$@" || status=$?
+  mv "$GIT_DIR/info/none" "$GIT_DIR/info/attributes"
+  return $status
+}
+
+# add_named INDEX: give each file that INDEX names, and the index does not, an entry; `add` brings it to the
+# state of the work tree, although git ignores the file. $GIT_DIR/named lists them. More than a thousand are
+# none that somebody chose.
+add_named() {
+  empty=$(git hash-object -w --stdin </dev/null)
+  git ls-files --stage >"$GIT_DIR/known"
+  for file in "${1%/*}"/sharedindex.*; do if [ -f "$file" ]; then cp -- "$file" "$GIT_DIR"; fi; done
+  GIT_INDEX_FILE=$1 git ls-files --stage 2>/dev/null | awk -F '\t' -v "empty=$empty" '
+    !theirs { seen[$2]; next }
+    !/^160000/ && !($2 in seen) { seen[$2]; print "100644 " empty "\t" $2 }
+  ' "$GIT_DIR/known" theirs=1 - >"$GIT_DIR/named"
+  rm -f "$GIT_DIR/known"
+  [ "$(wc -l <"$GIT_DIR/named")" -le 1000 ] || : >"$GIT_DIR/named"
+  git update-index --index-info <"$GIT_DIR/named" 2>/dev/null || : >"$GIT_DIR/named"
 }
 
 # take_all: bring the index to the state of the work tree, like `git add -A`, and print its tree.

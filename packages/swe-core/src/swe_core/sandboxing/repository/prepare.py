@@ -18,7 +18,7 @@ from swe_core.api.sandbox import HOME_DIR, Sandbox
 from swe_core.api.task import Task
 from swe_core.errors import SandboxError, SandboxTimeout
 from swe_core.sandboxing.repository.git import NO_FIT, UNKNOWN, failure, last_line, run_script
-from swe_core.sandboxing.repository.patch import Base, record_base
+from swe_core.sandboxing.repository.patch import Base, as_patch, record_base
 from swe_core.sandboxing.repository.truncate_history import cut_history, owns_disk
 
 _COMMIT_ID = re.compile(r"[0-9a-f]{7,64}\^?")
@@ -75,11 +75,14 @@ for path; do
   case $path in "$workdir"/*) printf '%s\0' "${path#"$workdir"/}" ;; esac
 done >"$HOME/hidden"
 
+rules=$(line_ends)
 new_git_dir "$HOME/git" "${#commit}" "$objects"
+keep_rules "$rules" "$attributes"
 export GIT_OBJECT_DIRECTORY="$objects" GIT_LITERAL_PATHSPECS=1
 for file in "$real"/sharedindex.*; do if [ -f "$file" ]; then cp -- "$file" "$GIT_DIR"; fi; done
 if [ -s "$HOME/bug" ]; then
-  git --work-tree="$root" apply --whitespace=nowarn "$HOME/bug" 2>"$HOME/said" ||
+  converting --work-tree="$root" apply --whitespace=nowarn "$HOME/bug" 2>/dev/null ||
+    git --work-tree="$root" apply --whitespace=nowarn "$HOME/bug" 2>"$HOME/said" ||
     quit 47 "$(grep '^error' "$HOME/said" | head -n 1)"
   # What was compiled or built of these files shows them as they were.
   git apply --numstat -z "$HOME/bug" | tr '\0' '\n' | cut -f 3- | while IFS= read -r path; do
@@ -171,9 +174,7 @@ async def _descend(sandbox: Sandbox, task: Task) -> str:
 async def _rebase(sandbox: Sandbox, task: Task, hidden: list[str]) -> None:
     """Apply the bug, and commit it without the hidden files as HEAD."""
     workdir = sandbox.spec.workdir
-    bug = task.bug_patch.encode()
-    if bug and not bug.endswith(b"\n"):
-        bug += b"\n"
+    bug = as_patch(task.bug_patch)
     done = await run_script(sandbox, _NEW_BASE + _REBASE, workdir, HOME_DIR, *hidden, stdin=bug)
     if done.exit_code == NO_FIT:
         raise SandboxError(
