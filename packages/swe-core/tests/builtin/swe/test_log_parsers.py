@@ -66,6 +66,8 @@ CASES: list[tuple[str, bytes, dict[str, str]]] = [
     ("pytest", b"t.py::a PASSED [ 50%]\nt.py::a ERROR [ 50%]\nt.py::b[x y] PASSED\nt.py::c SKIPPED (no)\n"
      + PYTEST_LOG + b"ERROR t.py::a - no\n== 2 passed, 1 skipped, 1 error in 0.12s (0:01:02) ==\n+ : end\n",
      {"t.py::a": "ERROR", "t.py::b[x y]": "PASSED", "t.py::c": "SKIPPED"}),
+    ("pytest", b"t.py::a PASSED   [100%]\nResults (0.77s):\n       1 passed\n+ : end\n",
+     {"t.py::a": "PASSED"}),
     ("pytest", b"t.py::a PASSED\n" + PYTEST_LOG + b"PASSED t.py::b\n== 1 passed in 0.1s ==\n",
      {"t.py::b": "PASSED"}),
     ("unittest", b"test_a (m.C) ... ok\ntest_b (m.C)\nSays what ... ok\n"

@@ -73,6 +73,8 @@ def test_verdict_counts_names_that_no_test_has_as_their_parser_did() -> None:
 def test_verdict_accepts_no_test_because_it_was_printed() -> None:
     assert doubts(f"PASSED {B}\n{HEAD}PASSED {A}\n", passed(A)) == [f"!no test: {B}"]
     assert doubts(f"{B} PASSED\n", Report(sessions=1)) == ["!incomplete"]
+    failed = read(make_task(fail_to_pass=(A, B)), TestRun(1, f"FAILED {B}\n{HEAD}".encode(), 1.0, passed(A)))
+    assert (failed.fail_to_pass[B], failed.phantoms) == ("FAILED", frozenset())
 
 
 def test_verdict_requires_of_tests_that_share_a_name_what_the_reference_does() -> None:

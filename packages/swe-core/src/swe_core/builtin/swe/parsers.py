@@ -79,13 +79,22 @@ def parse_pytest(log: bytes) -> dict[str, TestStatus]:
 
 
 def _counts_passed(log: bytes) -> bool:
-    """Return whether the log has a last line of pytest that counts passed tests."""
+    """Return whether the last that pytest printed, or a plugin in its place, counts passed tests."""
     at = log.rfind(b" passed")
-    line = log[log.rfind(b"\n", 0, max(at, 0)) + 1 :].partition(b"\n")[0]
-    return at >= 0 and _END.match(_lines(line)[0]) is not None
+    if at < 0:
+        return False
+    start = log.rfind(b"\n", 0, at) + 1
+    line = _lines(log[start:].partition(b"\n")[0])[0]
+    return bool(
+        _END.match(line) or (_COUNT.match(line) and _RESULTS.search(log[max(0, start - 200) : start]))
+    )
 
 
 _END = re.compile(r"(?:=+ )?(?:\d+ \w+, )*\d+ passed\b.* in [\d.]+ ?s")
+_COUNT = re.compile(r" +\d+ passed$")
+_RESULTS = re.compile(
+    rb"^\W*(?:\[\d*m)*Results \([\d.]+s\):", re.MULTILINE
+)  # pytest-sugar's, pytest-pretty's
 
 
 def _verbosely(log: bytes, word: str) -> Iterable[str]:

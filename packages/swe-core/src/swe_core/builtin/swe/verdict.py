@@ -62,8 +62,8 @@ class TestOutcome:
         fixed: The FAIL_TO_PASS tests that end as they should; empty if the patch breaks anything else.
         discrepancies: Evidence against the run.
         silent: Whether it gave no result at all.
-        phantoms: Those of the tests that no test is called. The log alone has them, as for the parser that
-            the data set was made with (`parsers.printed`).
+        phantoms: Those of the tests that no test is called. The log alone says that they passed, as for the
+            parser that the data set was made with (`parsers.printed`).
     """
 
     fail_to_pass: dict[str, TestStatus]
@@ -111,8 +111,10 @@ def read(task: Task, run: TestRun) -> TestOutcome:
     ended = {test: by_log[test] if by_reporter[test] == "MISSING" else by_reporter[test] for test in wanted}
     whole = report.complete if report.sessions else bool(found)  # else a test that did not end looks like one
     missing = frozenset(test for test, status in ended.items() if whole and status == "MISSING")
-    phantoms = printed(task.log_parser, shortened(run.log), missing)
-    ended |= phantoms
+    said = printed(task.log_parser, shortened(run.log), missing)
+    ended |= said
+    # Each of them is a discrepancy, so that a patch cannot make a test one of them.
+    phantoms = frozenset(name for name, status in said.items() if status in _KEPT)
     fail_to_pass = {test: ended[test] for test in task.fail_to_pass}
     pass_to_pass = {test: ended[test] for test in task.pass_to_pass}
     good = {test: status for test, status in ended.items() if status in _KEPT}
@@ -124,17 +126,17 @@ def read(task: Task, run: TestRun) -> TestOutcome:
         *(_about_counts(run, found) if report.complete else ()),
         *_about_log(tests, by_log, run.log if found and reader.runner == "pytest" else None),
         *_about_lenience(task, tests, meant(task.log_parser, renamed or found, tests), renamed or found),
-        *_about_phantoms(good.keys() & phantoms.keys()),
+        *_about_phantoms(phantoms),
     ]
     return TestOutcome(
         fail_to_pass,
         pass_to_pass,
         channel="reporter" if any(status != "MISSING" for status in by_reporter.values()) else "log",
         problems=tuple(_problems(task, fail_to_pass, pass_to_pass, ended, found, phantoms)),
-        fixed=frozenset(_fixed(task, pass_to_pass, ended, found)).difference(phantoms),
+        fixed=frozenset(_fixed(task, pass_to_pass, ended, found)) - phantoms,
         discrepancies=tuple(discrepancies),
         silent=not found and not report.statuses,
-        phantoms=frozenset(phantoms),
+        phantoms=phantoms,
     )
 
 
