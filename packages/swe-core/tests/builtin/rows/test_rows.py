@@ -48,6 +48,9 @@ def test_row_becomes_a_task(tmp_path: Path) -> None:
         # A row that names its image has a free id, which may name another repository.
         ({"repo": "dask/dask", "image_name": "registry.example:5000/moto:1"},
          {"image": "registry.example:5000/moto:1", "setup": "", "test_command": TEST_COMMANDS["dask/dask"]}),
+        ({"image_name": "registry.example/copies/sweb.eval.x86_64.getmoto_s_moto-1:v2"}, {"setup": CONDA}),
+        ({"repo": "conan-io/conan", "instance_id": "conan-io__conan-1"},
+         {"setup": f"{CONDA}\nexport PYTHONPATH=/testbed"}),
         *(({"instance_id": name}, {"instance_id": name}) for name in ("GetMoto__Moto-1-again", "moto-1")),
         ({"FAIL_TO_PASS": '["t.py::test_\\u00fc[a b]"]', "PASS_TO_PASS": "[]"},
          {"fail_to_pass": ("t.py::test_ü[a b]",), "pass_to_pass": ()}),

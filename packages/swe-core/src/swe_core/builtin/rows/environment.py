@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from swe_core.builtin.rows.row import Row, found
+
+_PUBLISHED = re.compile(r"(?:^|/)sweb\.eval\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ def task_fields(row: Row, documented: Environment) -> dict[str, Any]:
     """Return fields of a task: the row's own columns, else the documented values.
 
     The own columns are `repository` and `image_name` (one is enough), `test_command`, `setup`, and
-    `log_parser`. Documented set-up lines apply to the published image only.
+    `log_parser`. Documented set-up lines apply to published images only, also under the name of a copy.
 
     Raises:
         TaskError: A column is wrong, or nothing says where or how the tests run.
@@ -67,7 +70,8 @@ def task_fields(row: Row, documented: Environment) -> dict[str, Any]:
         )
     setup = row.optional("setup")
     if setup is None:
-        setup = documented.setup if image is not None and image == documented.image else ""
+        published = image is not None and (image == documented.image or _PUBLISHED.search(image))
+        setup = documented.setup if published else ""
     parser = documented.log_parser
     if row.has("log_parser"):
         parser = row.log_parser("log_parser", row.columns["log_parser"])

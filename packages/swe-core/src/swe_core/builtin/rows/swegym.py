@@ -15,9 +15,10 @@ IMAGE = "xingyaoww/sweb.eval.x86_64."
 """SWE-Gym's images: this, then the lower-cased instance id with "__" written "_s_"."""
 
 _MYPY = "python/mypy"
+_CONAN = "conan-io/conan"
 TEST_COMMANDS: Mapping[str, str] = {
     "getmoto/moto": "pytest -n0 -rA",
-    "conan-io/conan": "export PYTHONPATH=${PYTHONPATH:-}:$(pwd) && pytest -n0 -rA",
+    _CONAN: "export PYTHONPATH=${PYTHONPATH:-}:$(pwd) && pytest -n0 -rA",
     "modin-project/modin": "pytest -n0 -rA",
     "iterative/dvc": "pytest -rA",
     "Project-MONAI/MONAI": "pytest -rA",
@@ -45,7 +46,10 @@ def swegym_task(row: Row) -> Task:
     files: tuple[str, ...] | None = None
     if command and fields["repo"] == _MYPY and (cases := mypy_cases(fields)):
         command, files = f"{command} -k {shlex.quote(cases)}", ()
-    return Task(**fields, **task_fields(row, Environment(image, CONDA, command, files)))
+    setup = (
+        f"{CONDA}\nexport PYTHONPATH=/testbed" if fields["repo"] == _CONAN else CONDA
+    )  # for its agent, too
+    return Task(**fields, **task_fields(row, Environment(image, setup, command, files)))
 
 
 def published_image(instance_id: str) -> str:
