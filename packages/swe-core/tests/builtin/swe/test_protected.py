@@ -13,7 +13,7 @@ from swe_core.api.task import Task
 from swe_core.builtin.swe.git_trees import LINK, SUBMODULE, Changes, Entry, Trees, ancestors, blob_id
 from swe_core.builtin.swe.merge_trees import digest_of_tests, merge_trees
 from swe_core.builtin.swe.protected import Protection
-from swe_core.builtin.swe.test_files import files_to_run
+from swe_core.builtin.swe.test_files import absent_files, files_to_run
 from swe_testing.records import make_task
 
 OLD, NEW, GOLD = (Entry("100644", digit * 40) for digit in "123")
@@ -139,8 +139,9 @@ FILES_TO_RUN: list[tuple[Task, tuple[str, ...]]] = [
      ("tests/test_b.py", "pkg/test_ops.py")),
     (task("pkg/test_ops.py::t", test_command="pytest -rA pkg"), ("tests/test_b.py",)),
     (task("sub/x/test_x.py::t", "calc.py::calc.add"), ("tests/test_b.py", "sub/x/test_x.py", "calc.py")),
+    (task("pkg/test_ops.py::t", test_command="pytest --cov=pkg -rA"), ("tests/test_b.py", "pkg/test_ops.py")),
     (task("test_a (test_calc.T)", "pkg.test_ops.T.test_a", log_parser="unittest"),
-     ("tests/test_b.py", "tests/check.test", "tests/doc.rst", "tests/test_calc.py", "pkg/test_ops.py")),
+     ("tests/test_b.py", "tests/test_calc.py", "pkg/test_ops.py")),
     (task("pkg/test_ops.py:test_a", "test_b", log_parser="swebench:parse_log_sympy"),
      ("tests/test_b.py", "tests/check.test", "tests/doc.rst", "pkg/test_ops.py")),
     (task("pkg/test_ops.py::t", test_files=[]), ()),
@@ -157,6 +158,11 @@ def test_files_to_run_hold_all_tests_that_decide(row: Task, files: tuple[str, ..
     repository = trees(*FLAT, tests=touched)
     repository = replace(repository, base={**repository.base, "sub": Entry(SUBMODULE, "4" * 40)})
     assert files_to_run(row, repository) == files
+
+
+def test_files_that_only_ids_name_are_absent() -> None:
+    row = task("pkg/test_ops.py::t", "test_ops.py::t", "gone.py::t", pass_to_pass=["[100%]"])
+    assert absent_files(row, trees(*FLAT)) == ("gone.py",)
 
 
 def test_files_to_run_without_a_test_patch_fit_on_a_command_line() -> None:

@@ -23,7 +23,6 @@ from swe_core.builtin.swe.verdict import PASSED, Discrepancy, TestOutcome, read
 from swe_core.errors import GraderError
 from swe_core.sandboxing.repository.patch import as_patch, check_alive
 from swe_core.sandboxing.repository.prepare import prepare_repository
-from swe_core.system.plural import counted
 
 GIT_TIMEOUT = 300.0
 """Seconds for each of git's two parts: preparing the fresh repository, and writing the graded state."""
@@ -123,8 +122,7 @@ class SweGrader:
                 discrepancies = reading.beyond(reference)
             reasons = [*reading.problems, *(discrepancy.sentence for discrepancy in discrepancies)]
             if reading.problems and tree.absent:
-                named = counted(len(tree.absent), "file")
-                reasons.insert(1, f"the ids name {named} that the task lacks, such as {tree.absent[0]!r}")
+                reasons.insert(1, f"ids name files that the task does not have, such as {tree.absent[0]!r}")
             if reading.silent:
                 reasons = [
                     f"the tests gave no results with this patch (exit code {run.exit_code}): {run.last_line}"

@@ -6,6 +6,7 @@ import posixpath
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Set
+from itertools import islice
 
 from swe_core.api.task import Task
 from swe_core.builtin.swe.git_trees import SUBMODULE, Trees, ancestors
@@ -16,6 +17,7 @@ NOT_TESTS = (
 """Endings of files of a test patch that swebench, and all that is made of it, does not run."""
 _LONGEST = 64 * 1024
 """Characters of all files on a command line; Linux takes 128 KiB."""
+_MOST_ABSENT = 20
 _TEST_NAME = re.compile(r"tests?[_.-].*|.*[_.-]tests?\.[^.]+|tests?\.[^.]+")
 _UNITTEST = re.compile(r"\w+ \(([\w.]+)\).*", re.DOTALL)
 _DOTTED = re.compile(r"\w+(?:\.\w+)+")
@@ -28,22 +30,23 @@ def files_to_run(task: Task, trees: Trees) -> tuple[str, ...]:
     """Return what is appended to the test command, relative to the repository.
 
     `Task.test_files` where given; else the files that the test patch adds or changes, without data and
-    support files, as swebench does it, then those that hold other tests that decide. pytest ends without a
-    test where it can collect nothing of a file, so a file that is no module is run only where an id names it.
-    Where they are too many for a command line, their directories are run, or everything.
+    support files, as swebench does it, then those that hold other tests that decide. pytest and unittest run
+    no test where they can collect nothing of a file, so one that is no module is run only where an id names
+    it. Where they are too many for a command line, their directories are run, or everything.
     """
     if task.test_files is not None:
         return task.test_files
-    pytest = task.log_parser == "pytest"
+    pytest, others = task.log_parser == "pytest", task.log_parser.startswith("swebench:")
     named = dict.fromkeys(filter(_Paths(trees).has, _files_of_ids(task, trees)))
     touched = [
         path
         for path, entry in trees.tests.items()
-        if entry is not None and _is_run(path) and (not pytest or path.endswith(".py") or path in named)
+        if entry is not None and _is_run(path) and (others or path.endswith(".py") or path in named)
     ]
     if not touched and not pytest:
         return ()
-    run = {_file_of(word) for word in _WORD.findall(task.test_command)} - {"."} | set(touched)
+    words = (word.strip("'\"") for word in task.test_command.split() if not word.startswith("-"))
+    run = {*map(_file_of, words), *touched} - {"."}
     more = [path for path in named if run.isdisjoint((path, *ancestors(path)))]
     files = (*touched, *more)
     while sum(len(shlex.quote(path)) + 1 for path in files) > _LONGEST:
@@ -54,13 +57,14 @@ def files_to_run(task: Task, trees: Trees) -> tuple[str, ...]:
 
 
 def absent_files(task: Task, trees: Trees) -> tuple[str, ...]:
-    """Return the files that ids of pytest name and that are nowhere in the reference: no run can have such a
-    test."""
+    """Return some files that ids of pytest name and that are nowhere in the reference: no run can have such
+    tests."""
     if task.log_parser != "pytest":
         return ()
     there = _Paths(trees)
     named = dict.fromkeys(_file_of(test) for test in _ids(task) if "::" in test)
-    return tuple(path for path in named if not there.has_below(path))
+    absent = islice((path for path in named if not there.has(path)), _MOST_ABSENT)
+    return tuple(path for path in absent if not there.has_below(path))
 
 
 def _is_run(path: str) -> bool:
