@@ -26,7 +26,7 @@ from swe_core.sandboxing.repository.prepare import prepare_repository
 
 GIT_TIMEOUT = 300.0
 """Seconds for each of git's two parts: preparing the fresh repository, and writing the graded state."""
-HASH_TIMEOUT = 60.0
+HASH_TIMEOUT = 300.0
 """Seconds for comparing the task's own files after a run, which code under test may want to last."""
 
 
