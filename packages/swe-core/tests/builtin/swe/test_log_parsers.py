@@ -232,6 +232,7 @@ def test_parsers_accept_garbage(start: bytes, end: bytes, parser: Any) -> None:
     for middle in (b"", b"\n= short test summary info =\n", b"FAILED t.py::a[", b"test_a (m.C) ... ok\n"):
         found = log_reader(parser).parse(start + middle + end)
         statuses(parser, found, ["t.py::a[", "m.C.test_a"])
+        printed(parser, start + middle + end, ["t.py::a["])
 
 
 # Django, R2E-Gym, the names of data sets, and the package swebench
@@ -310,4 +311,5 @@ def test_parsers_take_linear_time_on_long_lines(name: str) -> None:
         log = f"=== short test summary info ===\n{line * 60}\n".encode() + f"{line}\n".encode() * 60
         found = log_reader(name).parse(shortened(log))
         assert statuses(name, found, ["a::b"])["a::b"] == "MISSING"
+        assert printed(name, shortened(log), ["a::c"]) == {}
         assert max(map(len, shortened(log).split(b"\n"))) == LONGEST_LINE
