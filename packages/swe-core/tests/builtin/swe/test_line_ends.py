@@ -84,6 +84,7 @@ def files(root: Path, without_cr: bool) -> dict[str, tuple[int, bytes]]:
 
 DAMAGE = {  # of a whole data set
     "lost CRs": ("CRLF in git", lambda patch: patch.replace(b"\r", b"")),
+    "lost CRs, mixed": ("CRLF in git, mixed", lambda patch: patch.replace(b"\r", b"")),
     "CRs in all lines": ("no attributes", lambda patch: patch.replace(b"\n", b"\r\n")),
 }
 

@@ -84,6 +84,11 @@ SHOWN = {
         "ln -s x l.log; git add -f l.log; echo 7 >n.log",
         (3, b'"b/\\303\\241 b.log"', b"+4\n", b"mode 120000"),
     ),
+    "an edited .gitignore": (
+        "printf 'lib\\n*.so\\n' >.gitignore; git add .; git commit -qm i; mkdir lib; echo|tee lib/x >'[].so'",
+        "echo '*.log' >.gitignore; echo new >new.so; rm .git/index; mkfifo .git/index",
+        (2, b"new.so", b"b/.gitignore"),
+    ),
 }
 
 

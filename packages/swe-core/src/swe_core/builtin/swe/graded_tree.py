@@ -98,7 +98,7 @@ git ls-tree -r -z "$tree"
 printf '\0'
 git diff-tree -r -z --no-renames "$tree" "$model"
 printf '\0'
-git ls-files --others --ignored --exclude-standard --directory -z
+cat "$GIT_DIR/ignored"
 """.replace("LARGEST", str(LARGEST_SOURCE))
 )
 

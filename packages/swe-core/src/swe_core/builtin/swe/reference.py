@@ -27,14 +27,14 @@ from swe_core.sandboxing.repository.git import NO_GIT, last_line, run_here
 from swe_core.sandboxing.repository.patch import as_patch
 
 GIT_APPLY = r"""
-# git_apply NAME INDEX: bring NAME.index to INDEX with NAME.patch; NAME.how says what applied it.
+# git_apply NAME INDEX [OPTION]: bring NAME.index to INDEX with NAME.patch; NAME.how says what applied it.
 git_apply() {
   export GIT_INDEX_FILE="$GIT_DIR/$1.index"
   cp -- "$GIT_DIR/$2" "$GIT_INDEX_FILE" || return
   patch="$GIT_DIR/$1.patch" how='git apply'
-  if [ -s "$patch" ] && ! git apply --cached --whitespace=nowarn "$patch"; then
+  if [ -s "$patch" ] && ! git apply --cached --whitespace=nowarn ${3-} "$patch"; then
     how='git apply --3way'
-    git apply --cached --3way --whitespace=nowarn "$patch" >/dev/null 2>&1 || return
+    git apply --cached --3way --whitespace=nowarn ${3-} "$patch" >/dev/null 2>&1 || return
   fi
   echo "$how" >"$GIT_DIR/$1.how"
 }
@@ -70,7 +70,7 @@ applied() {
   converting_apply "$@" 2>/dev/null || git_apply "$@" || {
     # A data set may have lost the CRs of a patch for a file that has one in each line.
     [ -s crlf ] && cat crlf >>info/own && converting_apply "$@" 2>/dev/null
-  }
+  } || git_apply "$@" --ignore-whitespace 2>/dev/null
 }
 applied tests index || exit 52
 git diff-index --cached -z --no-renames "$base" >tests
@@ -79,6 +79,8 @@ git diff-index --cached -z --no-renames "$base" >whole
 """
 )
 
+_MAX_ATTRIBUTES = 1024 * 1024
+"""Bytes of the largest `.gitattributes` that counts."""
 _NAMES = re.compile(rb"^(?:--- |\+\+\+ |(?:rename|copy) (?:from|to) )(.*?)(?:\t.*)?$", re.MULTILINE)
 _HEADER = re.compile(rb"^diff --git (.*)$", re.MULTILINE)
 _INDEX = re.compile(rb"^index ([0-9a-f]{4,64})\.\.", re.MULTILINE)
@@ -144,6 +146,9 @@ async def make_reference(
     named |= {path: base[path] for path in governing if path in base and base[path].is_file}
     before = (match[1].decode() for match in _INDEX.finditer(both))  # `--3way` starts from these
     contents = await read({*(e.id for e in named.values() if e.mode != SUBMODULE), *before})
+    # Old versions of git cannot read huge ones.
+    huge = {path for path, entry in named.items() if len(contents.get(entry.id, b"")) > _MAX_ATTRIBUTES}
+    named = {p: e for p, e in named.items() if p not in huge or not p.endswith(".gitattributes")}
     return await anyio.to_thread.run_sync(_make, task, patches, named, contents, id_length, rules)
 
 

@@ -133,6 +133,8 @@ converting() {
 # state of the work tree, although git ignores the file. $GIT_DIR/named lists them. More than a thousand are
 # none that somebody chose.
 add_named() {
+  : >"$GIT_DIR/named"
+  [ -f "$1" ] || return 0  # a pipe has no end
   empty=$(git hash-object -w --stdin </dev/null)
   git ls-files --stage >"$GIT_DIR/known"
   for file in "${1%/*}"/sharedindex.*; do if [ -f "$file" ]; then cp -- "$file" "$GIT_DIR"; fi; done
@@ -142,6 +144,7 @@ add_named() {
   ' "$GIT_DIR/known" theirs=1 - >"$GIT_DIR/named"
   rm -f "$GIT_DIR/known"
   [ "$(wc -l <"$GIT_DIR/named")" -le 1000 ] || : >"$GIT_DIR/named"
+  [ -s "$GIT_DIR/named" ] || return 0
   git update-index --index-info <"$GIT_DIR/named" 2>/dev/null || : >"$GIT_DIR/named"
 }
 

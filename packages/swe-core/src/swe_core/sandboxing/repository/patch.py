@@ -57,7 +57,7 @@ class Base:
             ignored untracked ones.
         root: The repository's physical path inside the sandbox.
         store: A private git directory below HOME_DIR. It has the objects of `tree` that the repository lacks;
-            its index is at `tree`.
+            its index is at `tree`, and `ignored` lists what git ignores (`git ls-files --directory -z`).
         objects: The repository's object directory.
         unchecked: Why it is unknown whether HEAD is at the task's `base_commit`; empty where it is known.
     """
@@ -110,6 +110,7 @@ git read-tree "$commit"
 git ls-files --stage | sed -n 's/^160000 \([0-9a-f]*\) 0/0 \1/p' | git update-index --index-info
 add_named "$index"
 tree=$(take_all)
+git ls-files --others --ignored --exclude-standard --directory -z >"$GIT_DIR/ignored"
 printf '%s\n' "$commit" "$tree" "$root" "$HOME" "$objects"
 """
 
@@ -128,6 +129,10 @@ moved=$(if [ -f .git ]; then sed -n 's/^gitdir: //p' .git; fi)
 new_git_dir "$HOME" "${#tree}" "$store/objects" "$objects" .git/objects "$moved/objects"
 export GIT_WORK_TREE="$root"
 git read-tree "$tree" 2>/dev/null || quit 44 'objects are gone'
+if ! git diff --quiet "$tree" -- '*.gitignore'; then  # what the image has, and was ignored, is no change
+  head -c 1048576 "$store/ignored" 2>/dev/null | tr '\0' '\n' | head -n 1000 |
+    sed -e 's/[[*?\\ ]/\\&/g' -e 's|^|/|' >>"$GIT_DIR/info/exclude"
+fi
 add_named "${moved:-.git}/index"
 
 find "$root" -name .git -prune -o -type f -size "+${cap}c" -print >"$HOME/big"
