@@ -36,8 +36,8 @@ from swe_core.builtin import local
 from swe_core.builtin.local import bwrap
 from swe_core.builtin.swe import SweGraderConfig, swe_graders
 from swe_core.builtin.swe.parsers import parse_pytest
-from swe_core.builtin.swe.reference import as_patch
 from swe_core.builtin.swe.run_tests import test_script
+from swe_core.sandboxing.repository.patch import as_patch
 
 SHARE_LIMIT, PARSE_LIMIT = 0.5, 5.0
 LOG_BYTES, LOG_TESTS = 357 * 1024, 759
