@@ -67,7 +67,7 @@ if [ -s paths ]; then git hash-object -w --no-filters --stdin-paths <paths >/dev
 git update-index -z --index-info <slim
 base=$(git write-tree)
 applied() {
-  converting_apply "$@" 2>/dev/null || git_apply "$@" || {
+  { [ -s converts ] && converting_apply "$@" 2>/dev/null; } || git_apply "$@" || {
     # A data set may have lost the CRs of a patch for a file that has one in each line.
     [ -s crlf ] && cat crlf >>info/own && converting_apply "$@" 2>/dev/null
   } || git_apply "$@" --ignore-whitespace 2>/dev/null
@@ -171,6 +171,11 @@ def _make(
         (place / "slim").write_bytes(index_info(named, id_length))
         (place / "rules-line-ends").write_bytes(rules.line_ends)
         (place / "rules-attributes").write_bytes(rules.attributes + b"\n")
+        governed = any(path.endswith(".gitattributes") for path in named) or b".gitattributes" in b"".join(
+            patches.values()
+        )
+        converts = governed or rules.attributes or not rules.line_ends.startswith(b"false")
+        (place / "converts").write_bytes(b"yes" if converts else b"")
         crlf = (path for path, entry in named.items() if _has_crlf(contents.get(entry.id, b"")))
         (place / "crlf").write_bytes(b"".join(map(_as_crlf, crlf)))
         done = run_here(_REFER, temporary, str(id_length))

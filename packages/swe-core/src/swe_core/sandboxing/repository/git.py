@@ -94,7 +94,7 @@ END
 
 # line_ends: print what the repository's settings say of them; before `new_git_dir`.
 line_ends() {
-  git config --get-regexp '^core\.(autocrlf|eol)$' | tr '[:upper:]' '[:lower:]' || :
+  git config --get-regexp '^core\.(autocrlf|eol)$' || :
 }
 
 # keep_rules LINE_ENDS ATTRIBUTES: note for `converting` what the repository itself says; after `new_git_dir`.
@@ -102,16 +102,18 @@ keep_rules() {
   autocrlf=false eol=native
   while IFS=' ' read -r key value; do
     case $key=$value in
-      core.autocrlf=input) autocrlf=input ;;
-      core.autocrlf=false | core.autocrlf=no | core.autocrlf=off | core.autocrlf=0) autocrlf=false ;;
+      *=[iI][nN][pP][uU][tT]) autocrlf=input ;;
+      core.autocrlf=[fFnN0]* | core.autocrlf=[oO][fF]*) autocrlf=false ;;
       core.autocrlf=*) autocrlf=true ;;
-      core.eol=*) eol=$value ;;
+      *=[cC][rR][lL][fF]) eol=crlf ;;
+      *) eol=native ;;  # which is LF
     esac
   done <<END
 $1
 END
   echo "$autocrlf $eol" >"$GIT_DIR/line-ends"
-  { head -c 1048576 -- "$2" 2>/dev/null || :; } | tr -d '\0' >"$GIT_DIR/info/own"
+  : >"$GIT_DIR/info/own"
+  if [ -f "$2" ]; then head -c 1048576 -- "$2" | tr -d '\0' >"$GIT_DIR/info/own"; fi
 }
 
 # converting ARGUMENT...: run git with the attributes and line ends of the repository. It knows no filter, so
@@ -120,7 +122,7 @@ converting() {
   autocrlf=false eol=native
   if [ -f "$GIT_DIR/line-ends" ]; then IFS=' ' read -r autocrlf eol <"$GIT_DIR/line-ends" || :; fi
   case $autocrlf in true | input) ;; *) autocrlf=false ;; esac
-  case $eol in lf | crlf) ;; *) eol=native ;; esac
+  case $eol in crlf) ;; *) eol=native ;; esac
   mv "$GIT_DIR/info/attributes" "$GIT_DIR/info/none"
   cat "$GIT_DIR/info/own" >"$GIT_DIR/info/attributes" 2>/dev/null || :
   status=0
@@ -129,23 +131,22 @@ converting() {
   return $status
 }
 
-# add_named INDEX: give each file that INDEX names, and the index does not, an entry; `add` brings it to the
+# add_named TREE INDEX: give each file that INDEX names, and TREE does not, an entry; `add` brings it to the
 # state of the work tree, although git ignores the file. $GIT_DIR/named lists them. More than a thousand are
 # none that somebody chose.
 add_named() {
   : >"$GIT_DIR/named"
-  [ -f "$1" ] || return 0  # a pipe has no end
-  empty=$(git hash-object -w --stdin </dev/null)
-  git ls-files --stage >"$GIT_DIR/known"
-  for file in "${1%/*}"/sharedindex.*; do if [ -f "$file" ]; then cp -- "$file" "$GIT_DIR"; fi; done
-  GIT_INDEX_FILE=$1 git ls-files --stage 2>/dev/null | awk -F '\t' -v "empty=$empty" '
-    !theirs { seen[$2]; next }
-    !/^160000/ && !($2 in seen) { seen[$2]; print "100644 " empty "\t" $2 }
-  ' "$GIT_DIR/known" theirs=1 - >"$GIT_DIR/named"
-  rm -f "$GIT_DIR/known"
-  [ "$(wc -l <"$GIT_DIR/named")" -le 1000 ] || : >"$GIT_DIR/named"
+  [ -f "$2" ] || return 0  # a pipe has no end
+  for file in "${2%/*}"/sharedindex.*; do if [ -f "$file" ]; then cp -- "$file" "$GIT_DIR"; fi; done
+  GIT_INDEX_FILE=$2 \
+    git diff-index --cached --ita-visible-in-index --no-renames --diff-filter=A "$1" 2>/dev/null |
+    grep -v '^:000000 160000' | cut -f 2- >"$GIT_DIR/named"
   [ -s "$GIT_DIR/named" ] || return 0
-  git update-index --index-info <"$GIT_DIR/named" 2>/dev/null || : >"$GIT_DIR/named"
+  empty=$(git hash-object -w --stdin </dev/null)
+  {
+    [ "$(wc -l <"$GIT_DIR/named")" -le 1000 ] &&
+      sed "s|^|100644 $empty	|" "$GIT_DIR/named" | git update-index --index-info 2>/dev/null
+  } || : >"$GIT_DIR/named"
 }
 
 # take_all: bring the index to the state of the work tree, like `git add -A`, and print its tree.

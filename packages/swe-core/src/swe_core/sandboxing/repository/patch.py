@@ -108,7 +108,7 @@ export GIT_WORK_TREE="$root"
 git read-tree "$commit"
 # Sub-repositories become ordinary directories, so that their files count.
 git ls-files --stage | sed -n 's/^160000 \([0-9a-f]*\) 0/0 \1/p' | git update-index --index-info
-add_named "$index"
+add_named "$commit" "$index"
 tree=$(take_all)
 git ls-files --others --ignored --exclude-standard --directory -z >"$GIT_DIR/ignored"
 printf '%s\n' "$commit" "$tree" "$root" "$HOME" "$objects"
@@ -133,7 +133,7 @@ if ! git diff --quiet "$tree" -- '*.gitignore'; then  # what the image has, and 
   head -c 1048576 "$store/ignored" 2>/dev/null | tr '\0' '\n' | head -n 1000 |
     sed -e 's/[[*?\\ ]/\\&/g' -e 's|^|/|' >>"$GIT_DIR/info/exclude"
 fi
-add_named "${moved:-.git}/index"
+add_named "$tree" "${moved:-.git}/index"
 
 find "$root" -name .git -prune -o -type f -size "+${cap}c" -print >"$HOME/big"
 while IFS= read -r file; do
@@ -165,7 +165,9 @@ find . \( -name '.?*' -o -name __pycache__ -o -name '*.py[co]' -o -name '*.egg-i
   -o \( -type f -o -type l \) $since "$store/HEAD" -print0 2>/dev/null |
   head -c 16777216 | git check-ignore -z --stdin 2>/dev/null >"$HOME/ignored" || :
 printf '%s\0' "$(tr -cd '\0' <"$HOME/ignored" | wc -c)"
-tr '\0\n' '\n\0' <"$HOME/ignored" | sort | head -n "$shown" | sed 's|^\./||' | tr '\n\0' '\0\n'
+if [ -s "$HOME/ignored" ]; then
+  tr '\0\n' '\n\0' <"$HOME/ignored" | sort | head -n "$shown" | sed 's|^\./||' | tr '\n\0' '\0\n'
+fi
 printf '\0'
 cat "$HOME/patch"
 """
