@@ -486,7 +486,7 @@ def test_only_loopback_may_be_plain() -> None:
 SETUP = r"""
 unset GONE; export PATH=/envs/testbed:$PATH QUOTE="it's
 two lines" HOME=/elsewhere LANG=en_US.UTF-8 LC_ALL=C.UTF-8
-mkdir /left; cd /left; echo noise; printf '%s\0' more
+mkdir /left; cd /left; head -c 2000000 /dev/zero; printf '%s\0' more
 """
 
 

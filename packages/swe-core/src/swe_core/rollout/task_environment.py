@@ -102,8 +102,8 @@ async def _read(task: Task, sandbox: Sandbox, timeout: float) -> Mapping[str, st
             done = await sandbox.exec(argv, cwd="/", timeout=timeout, max_output=MAX_ENVIRONMENT)
     except SandboxTimeout:
         return f"they did not end within {timeout:g} s (limits.grade)"
-    if done.truncated:
-        return f"it has more than {MAX_ENVIRONMENT} bytes, or they print more"
+    if done.truncated and len(done.stdout) == MAX_ENVIRONMENT:  # and not what they print
+        return f"it has more than {MAX_ENVIRONMENT} bytes"
     sections = done.stdout.split(b"\0\0")
     if len(sections) != 2 or not sections[1]:
         said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2][:300]

@@ -190,6 +190,14 @@ async def test_long_ids_fit_the_lines_of_the_report(sandbox: Sandbox) -> None:
     assert len(report.collected) == len(report.statuses) == 100
 
 
+async def test_command_that_hides_the_reporter_runs_without_it(sandbox: Sandbox) -> None:
+    suite = Suite(
+        {"src/one.py": "", "test_a.py": "import one\ndef test_a(): pass\n"}, f"PYTHONPATH=src {PYTEST} | cat"
+    )
+    done = await run(sandbox, suite, "pytest")
+    assert (done.report.sessions, parse_pytest(done.log)) == (0, {"test_a.py::test_a": "PASSED"})
+
+
 class AnythingElse:
     """Equal to every object."""
 

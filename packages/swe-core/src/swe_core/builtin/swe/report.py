@@ -124,6 +124,10 @@ class Reporter:
             return ours
         return f'{ours} PYTEST_ADDOPTS="-p {self._name}${{PYTEST_ADDOPTS:+ $PYTEST_ADDOPTS}}"'
 
+    def was_not_found(self, log: bytes) -> bool:
+        """Return whether pytest ended at once, as it does without a module that it is told to load."""
+        return not self._sessions and f'Error importing plugin "{self._name}"'.encode() in log
+
     def feed(self, chunk: bytes) -> None:
         """Process a piece of the stream."""
         *lines, rest = chunk.split(b"\n")
