@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +181,15 @@ def test_missing_column_is_an_error(tmp_path: Path, family: str) -> None:
         message = refusal(tmp_path, less)
         assert "rows.jsonl', line 1" in message
         assert family != "gym" or f"the column {column!r} is missing; expected " in message
+
+
+def test_huge_rows_are_read_in_linear_time() -> None:
+    many = range(20_000)
+    ids = {"fail_to_pass": [f"test_x (a{n}.T)" for n in many], "pass_to_pass": ()}
+    cases = "".join(f"[case c{n}]" for n in many)
+    start = time.process_time()
+    assert swegym.mypy_cases({**ids, "test_patch": "[case " * 20_000}) == ""
+    assert swegym.mypy_cases({**ids, "test_patch": cases}) == ""
+    changed_files = "".join(f"diff --git a/b{n}.py b/b{n}.py\n" for n in many)
+    assert len(swebench.django_labels({**ids, "test_patch": changed_files})) == 40_000
+    assert time.process_time() - start < 5

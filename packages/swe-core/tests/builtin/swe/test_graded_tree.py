@@ -7,17 +7,19 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 from uuid import uuid4
 
 import pytest
 
-from swe_core.api.sandbox import Sandbox, SandboxProvider
+from swe_core.api.sandbox import ExecResult, Sandbox, SandboxProvider
 from swe_core.api.task import Task
 from swe_core.builtin.swe import graded_tree
 from swe_core.builtin.swe.git_trees import Entry, blob_id
-from swe_core.builtin.swe.reference import make_reference
-from swe_core.errors import GraderError
-from swe_core.sandboxing.repository.patch import record_base
+from swe_core.builtin.swe.reference import GIT_APPLY, make_reference
+from swe_core.errors import GraderError, SandboxTimeout
+from swe_core.sandboxing.repository.git import run_here
+from swe_core.sandboxing.repository.patch import Base, record_base
 from swe_testing.records import make_task
 
 from ...repositories import Repo, slow_but
@@ -255,6 +257,30 @@ async def test_patch_that_does_not_apply_whole_is_rejected(
         await world.grade(patch.encode())
     left = "git status --porcelain; ls -d .git/hooks/post-checkout ../conftest.py 2>&- || :"
     assert await world.sh(left) == b""
+
+
+async def test_patch_that_takes_too_long_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each hunk may make git search a large file."""
+    monkeypatch.setattr(graded_tree, "run_script", AsyncMock(side_effect=SandboxTimeout("over")))
+    sandbox = AsyncMock()
+    sandbox.exec.return_value = ExecResult(0, b"", b"")
+    with pytest.raises(graded_tree.PatchDoesNotApply, match="could not be applied within 60 s"):
+        await graded_tree.prepare_tree(
+            sandbox, Base("c", "t", "/r", "/s", "/o"), make_task(), b"x", graded_tree.References(), timeout=60
+        )
+
+
+LINKS = {
+    "new file mode 100644": 1, "new file mode 160000": 1, "index 12..34 100755": 1, "index 12..34": 1,
+    "+new file mode 120000": 1, "new file mode 120000": 0, "new file mode 120777": 0, "index 1..3 120644": 0,
+    "new mode 10120000": 0, "old mode -37777657001": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "end"), LINKS.items())
+def test_patch_with_links_is_known_by_any_spelling(tmp_path: Path, line: str, end: int) -> None:
+    (tmp_path / "patch").write_text(f"diff --git a/x b/x\n{line}\n")
+    assert run_here(f'{GIT_APPLY}\nhas_links "$1"', str(tmp_path / "patch")).exit_code == end
 
 
 async def test_large_files_are_not_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,6 +165,12 @@ def test_files_that_only_ids_name_are_absent() -> None:
     assert absent_files(row, trees(*FLAT)) == ("gone.py",)
 
 
+def test_deep_names_of_tests_are_not_followed() -> None:
+    """All directories above one would not fit into the memory."""
+    assert not list(ancestors("a/" * 4096))
+    assert files_to_run(task(".".join(["a"] * 50_000), log_parser="unittest"), trees(*FLAT)) == ()
+
+
 def test_files_to_run_without_a_test_patch_fit_on_a_command_line() -> None:
     assert files_to_run(task("calc.py::t", "pkg/ops.py::t"), trees(*FLAT)) == ("calc.py", "pkg/ops.py")
     assert files_to_run(task("calc.T.t", log_parser="unittest"), trees(*FLAT)) == ()

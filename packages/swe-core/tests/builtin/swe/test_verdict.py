@@ -78,7 +78,8 @@ def test_verdict_accepts_no_test_because_it_was_printed() -> None:
 
 
 def test_verdict_requires_of_tests_that_share_a_name_what_the_reference_does() -> None:
-    """Of a name that was cut at a blank, a skipped test says nothing; a patch may not make it skipped."""
+    """Of a name that was cut at a blank, a skipped test says nothing; a patch may not make it skipped, nor
+    keep it from running."""
     ids = ("t.py::a[x y]", "t.py::a[x z]")
     task = make_task(fail_to_pass=("t.py::a[x",), pass_to_pass=())
     report = Report(
@@ -86,4 +87,8 @@ def test_verdict_requires_of_tests_that_share_a_name_what_the_reference_does() -
     )
     reading = read(task, TestRun(0, f"{HEAD}PASSED {ids[0]}\n".encode(), 1.0, report))
     assert reading.problems == ()
-    assert [doubt.key for doubt in reading.discrepancies] == ["SKIPPED: t.py::a[x"]
+    stands = "'t.py::a[x' stands for"
+    assert [doubt.key for doubt in reading.discrepancies] == ["SKIPPED: t.py::a[x", f"{stands} 2 tests"]
+    report = Report(sessions=1, complete=True, exit_status=0, statuses={ids[0]: "PASSED"})
+    dropped = read(task, TestRun(0, f"{HEAD}PASSED {ids[0]}\n".encode(), 1.0, report))
+    assert [doubt.key for doubt in dropped.beyond(reading)] == [f"{stands} 1 test"]

@@ -231,6 +231,7 @@ async def test_export_accepts_unchanged_large_files(provider: SandboxProvider, s
         (git.NO_GIT, PatchUnavailable, "removed git or the shell"),
         (git.NO_ROOM, PatchUnavailable, r"whose disk is full \(resources.disk_mb\)"),
         (1, PatchUnavailable, "from '/r' as the agent left it: why"),
+        (0, PatchUnavailable, "from '/r': the agent replaced a program"),
         (None, SandboxError, "no longer executes commands: 'true' ended with 1"),
     ],
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 from swe_core.api.task import Task
@@ -63,7 +64,7 @@ _DJANGO_SETUPS: Mapping[str, str] = {
     ),
 }
 _CHANGED_FILE = re.compile(r"^diff --git a/.* b/(.*)$", re.MULTILINE)
-_PLACE = re.compile(r"\w+ \((?!unittest\.)([a-z_]\w*(?:\.[a-z]\w*)*)\.[A-Z_]\w*(?:\.\w+)*\)")
+_PLACE = re.compile(r"\w+ \((?!unittest\.)([a-z_]\w*(?:\.[a-z]\w*){0,30})\.[A-Z_]\w*(?:\.\w+)*\)")
 
 
 def swebench_task(row: Row) -> Task:
@@ -92,9 +93,9 @@ def django_labels(fields: Mapping[str, Any]) -> tuple[str, ...]:
     files = (name for name in _CHANGED_FILE.findall(fields["test_patch"]) if not name.endswith(NOT_TESTS))
     labels = (name.removesuffix(".py").removeprefix("tests/").replace("/", ".") for name in files)
     run = dict.fromkeys(labels)
-    inside = tuple(f"{label.removesuffix('.__init__')}." for label in run)
+    inside = {label.removesuffix(".__init__") for label in run}
     for test in (*fields["fail_to_pass"], *fields["pass_to_pass"]):
         place = _PLACE.fullmatch(test.strip())
-        if place is not None and not f"{place[1]}.".startswith(inside):
+        if place is not None and inside.isdisjoint(accumulate(place[1].split("."), "{}.{}".format)):
             run.setdefault(place[1])
     return tuple(run)

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 LINK, SUBMODULE = "120000", "160000"
 """Modes of git: a symbolic link; a commit of another repository, which no file stands for."""
 
+MAX_PATH = 4095
+"""Bytes of the longest path that Linux takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -69,8 +72,9 @@ class Trees:
 
 
 def ancestors(path: str) -> Iterator[str]:
-    """Yield the directories above `path`, the nearest first, without the root."""
-    while (above := posixpath.dirname(path)) and above != path:  # "/" is above itself
+    """Yield the directories above `path`, the nearest first, without the root; none where it is too long for
+    Linux, since all of them together may exceed the memory. "/" is above itself."""
+    while len(path) <= MAX_PATH and (above := posixpath.dirname(path)) and above != path:
         yield above
         path = above
 

@@ -27,6 +27,7 @@ from swe_core.api.task import Task
 from swe_core.builtin.swe.archive import packed
 from swe_core.builtin.swe.config_sections import MAX_BYTES as LARGEST_CONFIG
 from swe_core.builtin.swe.git_trees import (
+    MAX_PATH,
     Entry,
     Trees,
     index_info,
@@ -48,7 +49,7 @@ MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """The longest answer of git that is taken: some two million paths."""
 _A = TypeVar("_A")
 _B = TypeVar("_B")
-_MAX_NAME, _MAX_PATH = 255, 4095  # bytes, as Linux has them
+_MAX_NAME = 255  # bytes, as Linux has it
 
 _ENTER = r"""
 root=$1 tree=$3
@@ -75,7 +76,7 @@ cat >"$GIT_DIR/model.patch"
 # in_a_copy: bring the index to what `patch` makes of a copy of the base. Neither may have links, since some
 # versions of `patch` follow them, out of the copy.
 in_a_copy() {
-  command -v patch >/dev/null && ! grep -q 120000 "$patch" || return
+  command -v patch >/dev/null && ! has_links "$patch" || return
   ! git ls-tree -r "$tree" | grep -q ^120000 && copy=$(mktemp -d "$GIT_DIR/copy-XXXXXX") || return
   git read-tree "$tree" && git checkout-index -a --prefix="$copy/" &&
     patch --force --silent --strip=1 --fuzz=5 --no-backup-if-mismatch --directory="$copy" --input="$patch" &&
@@ -257,7 +258,7 @@ def _source(path: str, entry: Entry, sources: Mapping[str, bytes]) -> bytes | No
 def _too_long(root: str, trees: Trees) -> Iterator[str]:
     for path in trees.model:
         whole = f"{root}/{path}".encode(errors="surrogateescape")
-        if len(whole) > _MAX_PATH or max(map(len, whole.split(b"/"))) > _MAX_NAME:
+        if len(whole) > MAX_PATH or max(map(len, whole.split(b"/"))) > _MAX_NAME:
             yield path
 
 
@@ -334,7 +335,11 @@ async def _apply(
 ) -> tuple[str, Trees, Mapping[str, bytes], str]:
     """Return what applied the patch, empty where nothing did; the base and what the patch makes of it; the
     Python files of both that it changes, by id; the last word of git."""
-    done = await _git(sandbox, base, _APPLY, patch if patch.strip() else b"", timeout)
+    try:
+        done = await _git(sandbox, base, _APPLY, patch if patch.strip() else b"", timeout)
+    except SandboxTimeout:
+        await check_alive(sandbox)
+        raise PatchDoesNotApply(f"the patch could not be applied within {timeout:g} s") from None
     if done.exit_code != 0 or done.truncated:
         raise _unreadable(task, done)
     length, _, rest = done.stdout.partition(b"\n")

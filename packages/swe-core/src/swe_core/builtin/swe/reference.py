@@ -39,13 +39,19 @@ git_apply() {
   echo "$how" >"$GIT_DIR/$1.how"
 }
 
+# has_links PATCH: whether it may make a link. Git and `patch` take any number with the bits of one, so only
+# the modes of files and submodules are known to make none.
+has_links() {
+  grep -qE '^((old|new|new file|deleted file) mode|index [^ ]+) +([^ 1]|1[^06]|1[06][0-7]{5})' "$1"
+}
+
 # converting_apply NAME INDEX: the same with `git apply` in a copy of the files, which are converted as their
 # attributes say. Neither may have links, which some versions of git follow out of the copy.
 converting_apply() {
   export GIT_INDEX_FILE="$GIT_DIR/$1.index"
   cp -- "$GIT_DIR/$2" "$GIT_INDEX_FILE" || return
   patch="$GIT_DIR/$1.patch"
-  [ -s "$patch" ] && ! grep -q 120000 "$patch" && ! git ls-files --stage | grep -q ^120000 || return
+  [ -s "$patch" ] && ! has_links "$patch" && ! git ls-files --stage | grep -q ^120000 || return
   copy=$(mktemp -d "$GIT_DIR/copy-XXXXXX") && git checkout-index -a --prefix="$copy/" || return
   (cd -- "$copy" && export GIT_WORK_TREE="$copy" && converting apply --whitespace=nowarn "$patch" &&
     [ -z "$(find . -name .git)" ] && git add -A --force .) || return

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Set
 from itertools import islice
 
 from swe_core.api.task import Task
-from swe_core.builtin.swe.git_trees import SUBMODULE, Trees, ancestors
+from swe_core.builtin.swe.git_trees import MAX_PATH, SUBMODULE, Trees, ancestors
 
 NOT_TESTS = (
     ".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml"
@@ -221,7 +221,7 @@ class _Modules:
     def of(self, dotted: str) -> list[str]:
         """Return the file of the longest beginning of `dotted` that is a module: from the root, else (the
         tests are run from a directory of their own) below any directory, when it is a test's."""
-        parts = dotted.split(".")
+        parts = dotted.split(".") if len(dotted) <= MAX_PATH else []
         for end in range(len(parts), 0, -1):
             path = f"{'/'.join(parts[:end])}.py"
             if path in self._paths:

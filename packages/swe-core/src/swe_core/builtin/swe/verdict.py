@@ -119,13 +119,15 @@ def read(task: Task, run: TestRun) -> TestOutcome:
     pass_to_pass = {test: ended[test] for test in task.pass_to_pass}
     good = {test: status for test, status in ended.items() if status in _KEPT}
     tests = {test: status for test, status in good.items() if test not in phantoms}
+    behind = meant(task.log_parser, renamed or found, tests)
     discrepancies = [
         *_about_session(run, reader.runner),
         *_about_exit_code(run, found, reader.runner),
         *(_about_names(tests, by_reporter) if report.sessions else ()),
         *(_about_counts(run, found) if report.complete else ()),
         *_about_log(tests, by_log, run.log if found and reader.runner == "pytest" else None),
-        *_about_lenience(task, tests, meant(task.log_parser, renamed or found, tests), renamed or found),
+        *_about_lenience(task, tests, behind, renamed or found),
+        *(_about_shared(behind) if task.log_parser == "pytest" else ()),
         *_about_phantoms(phantoms),
     ]
     return TestOutcome(
@@ -284,6 +286,14 @@ def _about_lenience(
             yield Discrepancy(
                 f"{lenient}: {test}", f"{test!r} ends as {lenient} with this patch alone", test=test
             )
+
+
+def _about_shared(behind: Mapping[str, Sequence[str]]) -> Iterator[Discrepancy]:
+    """A name says nothing of a test that code under test kept from running, where others share the name."""
+    for name, tests in behind.items():
+        if tests and (len(tests) > 1 or name.count("[") > name.count("]") or name not in tests):
+            what = f"{name!r} stands for {counted(len(tests), 'test')}"
+            yield Discrepancy(what, f"{what} with this patch alone", test=name)
 
 
 def _about_phantoms(phantoms: Iterable[str]) -> Iterator[Discrepancy]:

@@ -8,6 +8,7 @@ the files that git ignores those count that the index names: the agent added the
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from swe_core.api.sandbox import HOME_DIR, Sandbox
@@ -98,6 +99,7 @@ class Change:
 
 
 _NAMED = 5
+_COUNT = re.compile(r"\s*[0-9]{1,9}")  # some versions of `wc` write blanks before it
 
 _RECORD = r"""
 enter "$1" "$2"
@@ -231,7 +233,9 @@ async def export_change(
     if done.exit_code == 0:
         head, _, patch = done.stdout.partition(b"\0\0")
         count, *names = head.decode(errors="backslashreplace").split("\0")
-        return Change(patch, int(count), tuple(names))
+        if not _COUNT.fullmatch(count):
+            raise PatchUnavailable(f"no patch can be taken from {base.root!r}: the agent replaced a program")
+        return Change(patch, int(count), tuple(names[:_NAMED]))
     why = last_line(done)
     match done.exit_code:
         case code if code == NO_GIT or code == 127:
