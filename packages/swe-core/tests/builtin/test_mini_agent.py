@@ -51,11 +51,15 @@ async def run_mini(tmp_path: Path, url: str, prompt: str = "fix it", **config: A
     ctx = AgentContext(make_task(), prompt, url, "the-token", "the-model", str(workdir), str(home))
     for path, content in agent.files(ctx).items():
         await anyio.Path(path).write_bytes(content)
-    _, *args = agent.command(ctx)
-    env = {"PATH": os.environ["PATH"], "http_proxy": "http://127.0.0.1:1", **agent.env(ctx)}
+    old = tmp_path / "old" / "python3"  # the project's, first on PATH
+    old.parent.mkdir()
+    old.write_text("#!/bin/sh\necho SyntaxError >&2; exit 1\n")
+    old.chmod(0o755)
+    path = f"{old.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {"PATH": path, "http_proxy": "http://127.0.0.1:1", **agent.env(ctx)}
     with anyio.fail_after(180):
         done = await anyio.run_process(
-            [sys.executable, *args], input=agent.stdin(ctx), cwd=workdir, env=env, check=False
+            agent.command(ctx), input=agent.stdin(ctx), cwd=workdir, env=env, check=False
         )
     return Ran(agent, done)
 

@@ -8,6 +8,18 @@ from collections.abc import Mapping, Sequence
 from swe_core.api.agent import AgentContext, AgentEvent, AgentExit, AgentSpec
 from swe_core.builtin.mini import MiniConfig
 
+# The first python3 on PATH may be that of an old project, which the set-up lines of the task put there.
+_START = """\
+set -f
+IFS=:
+for place in $PATH; do
+  if "$place/python3" -I -c 'import sys; sys.exit(sys.version_info < (3, 8))' </dev/null 2>/dev/null; then
+    exec "$place/python3" -I "$1"
+  fi
+done
+exec python3 -I "$1"
+"""
+
 
 class Mini(AgentSpec):
     """The agent "mini"."""
@@ -25,7 +37,7 @@ class Mini(AgentSpec):
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
         """Return the command, isolated from the modules of repository and user (`-I`)."""
-        return ("python3", "-I", _program(ctx))
+        return ("sh", "-c", _START, "mini", _program(ctx))
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
         """Return its settings, which it removes from the environment of its commands."""
@@ -55,7 +67,7 @@ class Mini(AgentSpec):
         """Return its error event if it printed one, else a sentence about the exit code."""
         if ended.exit_code != 0 and ended.last_error is not None:
             return f"the agent 'mini' ended with an error: {ended.last_error.text}"
-        if ended.exit_code == 127 and not ended.stderr_tail.strip():
+        if ended.exit_code == 127:
             return "the agent 'mini' could not start: the sandbox has no python3"
         return super().failure(ended)
 
