@@ -9,7 +9,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from swe_core.api.sandbox import HOME_DIR, ExecResult, Sandbox, SandboxProvider
-from swe_core.errors import SandboxError, SandboxTimeout
+from swe_core.errors import SandboxDied, SandboxError, SandboxTimeout
 from swe_core.sandboxing.repository import git
 from swe_core.sandboxing.repository.patch import (
     Base,
@@ -232,7 +232,8 @@ async def test_export_accepts_unchanged_large_files(provider: SandboxProvider, s
         (git.NO_ROOM, PatchUnavailable, r"whose disk is full \(resources.disk_mb\)"),
         (1, PatchUnavailable, "from '/r' as the agent left it: why"),
         (0, PatchUnavailable, "from '/r': the agent replaced a program"),
-        (None, SandboxError, "no longer executes commands: 'true' ended with 1"),
+        (None, PatchUnavailable, "could not be read within 1 s"),
+        (None, SandboxDied, "gone"),
     ],
 )
 async def test_end_of_the_export_is_told(
@@ -240,7 +241,8 @@ async def test_end_of_the_export_is_told(
 ) -> None:
     ended = SandboxTimeout("over") if end is None else [ExecResult(end, b"", b"why\n")]
     run_script, sandbox = AsyncMock(side_effect=ended), AsyncMock()
-    sandbox.exec.return_value = ExecResult(1, b"", b"")
+    sandbox.exec.return_value = ExecResult(127, b"", b"")  # programs of a sandbox are the agent's
+    sandbox.exec.side_effect = SandboxDied("gone") if kind is SandboxDied else None
     monkeypatch.setattr("swe_core.sandboxing.repository.patch.run_script", run_script)
     with pytest.raises(kind, match=sentence):
         await export_patch(sandbox, Base("c", "t", "/r", "/s", "/o"), timeout=1.0)

@@ -9,10 +9,11 @@ the files that git ignores those count that the index names: the agent added the
 from __future__ import annotations
 
 import re
+import secrets
 from dataclasses import dataclass
 
 from swe_core.api.sandbox import HOME_DIR, Sandbox
-from swe_core.errors import SandboxError, SandboxTimeout, SweError
+from swe_core.errors import SandboxTimeout, SweError
 from swe_core.sandboxing.repository.git import (
     NO_BASE,
     NO_GIT,
@@ -28,7 +29,7 @@ MAX_PATCH_BYTES = 32 * 1024 * 1024
 """Bytes of the largest patch, and of the largest changed file."""
 
 ALIVE_TIMEOUT = 30.0
-"""Seconds in which a living sandbox executes `true`."""
+"""Seconds in which a living sandbox says that it has no such program."""
 
 
 def as_patch(text: str) -> bytes:
@@ -255,12 +256,12 @@ async def export_change(
 
 
 async def check_alive(sandbox: Sandbox) -> None:
-    """Kill all processes of the sandbox, and check that it still executes commands.
+    """Kill all processes of the sandbox, and check that it still answers.
+
+    It is asked for a program that nobody can know of. Code inside may have replaced or removed any other.
 
     Raises:
         SandboxError: It does not.
     """
     await sandbox.kill_all()
-    done = await sandbox.exec(["true"], cwd="/", timeout=ALIVE_TIMEOUT)
-    if done.exit_code != 0:
-        raise SandboxError(f"the sandbox no longer executes commands: 'true' ended with {done.exit_code}")
+    await sandbox.exec([f"/swe-core-{secrets.token_hex(16)}"], cwd="/", timeout=ALIVE_TIMEOUT)
