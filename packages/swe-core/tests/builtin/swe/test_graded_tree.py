@@ -270,6 +270,20 @@ async def test_patch_that_takes_too_long_is_rejected(monkeypatch: pytest.MonkeyP
         )
 
 
+async def test_patch_that_fills_the_disk_is_rejected(tmp_path: Path, provider: SandboxProvider) -> None:
+    """A patch may be a thousandth of the files that it makes."""
+    repo = Repo(tmp_path / "r")
+    repo.commit(calc_py=BASE)
+    task = make_task(base_commit=repo.head, test_patch="", patch="")
+    make = r"for f in a b c d; do (printf '\0'; head -c 20M /dev/zero | tr '\0' x) >$f; done; git add ."
+    patch = repo.sh(f"{make}; git diff --cached --binary; git reset -q --hard").encode()
+    references = graded_tree.References()
+    async with provider.open(repo.spec.model_copy(update={"disk_mb": 75})) as sandbox:
+        base = await record_base(sandbox)
+        with pytest.raises(graded_tree.PatchDoesNotApply, match="do not fit into the sandbox"):
+            await graded_tree.prepare_tree(sandbox, base, task, patch, references, timeout=60)
+
+
 LINKS = {
     "new file mode 100644": 1, "new file mode 160000": 1, "index 12..34 100755": 1, "index 12..34": 1,
     "+new file mode 120000": 1, "new file mode 120000": 0, "new file mode 120777": 0, "index 1..3 120644": 0,

@@ -121,6 +121,12 @@ echo "$graded"
 rm -rf "$GIT_DIR"
 """
 
+_HAS_ROOM = r"""
+find . -mindepth 1 -maxdepth 1 ! -name .git -exec rm -rf {} +
+head -c 67108864 /dev/zero >"$GIT_DIR/room"
+"""
+"""Whether a disk has room without the files of a patch, which are removed with all others."""
+
 
 @dataclass(frozen=True, slots=True)
 class GradedTree:
@@ -224,8 +230,14 @@ async def prepare_tree(
     new = [*merged.contents, *(data for id, data in reference.contents.items() if id in written)]
     files = {f"new-{number}": content for number, content in enumerate(new)}
     files["changes"] = index_info(merged.changes, len(base.tree))
-    done = await _git(sandbox, base, _WRITE, packed(files), timeout)
+    try:
+        done = await _git(sandbox, base, _WRITE, packed(files), timeout)
+    except SandboxTimeout:
+        await check_alive(sandbox)
+        raise PatchDoesNotApply(f"the patched files could not be written within {timeout:g} s") from None
     if done.exit_code != 0:
+        if (await _git(sandbox, base, _HAS_ROOM, b"", timeout)).exit_code == 0:
+            raise PatchDoesNotApply(f"the patched files do not fit into the sandbox: {last_line(done)}")
         raise GraderError(
             f"the patched files of the task {task.instance_id!r} could not be written: {last_line(done)}"
         )
