@@ -23,6 +23,7 @@ from swe_core.builtin.local.images import Images
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import ImageNotFound, PolicyRefused, SandboxError
 from swe_core.rollout.task_environment import TaskEnvironments, write_profile
+from swe_core.sandboxing.repository.prepare import copy_git_settings
 from swe_core.system.seal import contents_of
 from swe_testing.records import make_task
 from swe_testing.registry import Registry, bare_layer, make_image, require, run_tool
@@ -481,6 +482,16 @@ def test_only_loopback_may_be_plain() -> None:
         assert image_tools.is_loopback(name)
     for name in ("registry.example/a:1", "a:1", "10.0.0.1:5000/a", "localhost.example/a"):
         assert not image_tools.is_loopback(name)
+
+
+async def test_git_settings_of_the_image_are_in_home(provider: SandboxProvider, image: MakeImage) -> None:
+    passwd = file("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n")
+    made = image(passwd, file("root/.gitconfig", "[user]\nname = setup\n"), link("bin/awk", "busybox"))
+    async with provider.open(SandboxSpec(image=made, disk_mb=64)) as sandbox:
+        for _ in range(2):
+            await copy_git_settings(sandbox)
+            assert (await sandbox.exec(["cat", f"{HOME_DIR}/.gitconfig"])).text == "[user]\nname = setup\n"
+            await sandbox.exec(["rm", "/root/.gitconfig"])
 
 
 SETUP = r"""

@@ -112,6 +112,13 @@ new_base "$new"
 
 _HIDE = 'rm -rf -- "$@"'
 
+_SETTINGS = r"""
+home=$(awk -F : -v "id=$(id -u)" '$3 == id { print $6; exit }' /etc/passwd)
+if [ -f "$home/.gitconfig" ] && ! [ -e "$1/.gitconfig" ]; then
+  head -c 65536 "$home/.gitconfig" >"$1/.gitconfig"
+fi
+"""
+
 
 async def prepare_repository(
     sandbox: Sandbox, task: Task, *, hide: bool, timeout: float | None = None
@@ -120,7 +127,7 @@ async def prepare_repository(
 
     With a `bug_patch`, or with committed files to hide, the base is a new commit without parents, since the
     history shows the fix. Else, where HEAD is above `base_commit`, the base is a new commit of HEAD's files
-    directly above `base_commit`.
+    directly above `base_commit`. Git's settings of the image's user are in HOME, too.
 
     Args:
         hide: Whether to remove `task.hidden` first: True in the agent's sandbox, False in the grader's.
@@ -141,12 +148,19 @@ async def prepare_repository(
                 await _rebase(sandbox, task, hidden)
             if hidden:
                 await _hide(sandbox, hidden)
+            if owns_disk(sandbox):
+                await copy_git_settings(sandbox)
             await cut_history(sandbox)
             return replace(await record_base(sandbox), unchecked=unchecked)
     except TimeoutError:
         raise SandboxTimeout(
             f"the repository {workdir!r} in the sandbox could not be prepared within {timeout:g} s"
         ) from None
+
+
+async def copy_git_settings(sandbox: Sandbox) -> None:
+    """Give HOME, which is a new directory, the git settings of the image's user: who commits."""
+    await sandbox.exec(["sh", "-c", _SETTINGS, "sh", HOME_DIR], cwd="/")
 
 
 async def _descend(sandbox: Sandbox, task: Task) -> str:
