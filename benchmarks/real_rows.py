@@ -46,8 +46,6 @@ WHERE = {  # where the rows of a data set are published beside the Hub
     "SWE-bench Verified": f"{_TERMINAL}/datasets/swebench-verified/{{id}}/tests/config.json",
     "SWE-rebench": f"{_SCHED}/data/swe-rebench/tasks.json",
 }
-# NeMo Gym's own columns
-_ADDED = ("responses_create_params", "split", "subset", "setup_script", "test_script", "regression_script")
 
 # Each row: its Python, and arguments of one `pip install` each, divided by ";"; "$ " begins a shell line.
 # SWE-Gym: packages of the row's day. SWE-bench: swebench's pins. SWE-rebench: the row's pins and `install`.
@@ -122,10 +120,10 @@ def known_rows(ids: list[str]) -> Iterator[Known]:
 
 
 def objects(value: object) -> Iterator[Mapping[str, Any]]:
-    """Each row in a JSON value, however deep, without the columns that NeMo Gym adds."""
+    """Each row in a JSON value, however deep."""
     if isinstance(value, dict):
         if {"instance_id", "FAIL_TO_PASS", "patch"} <= value.keys():
-            yield {name: inner for name, inner in value.items() if name not in _ADDED}
+            yield value
         value = list(value.values())
     if isinstance(value, str) and "FAIL_TO_PASS" in value:
         with suppress(ValueError):  # JSON in a string

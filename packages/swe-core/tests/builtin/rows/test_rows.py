@@ -48,6 +48,7 @@ def test_row_becomes_a_task(tmp_path: Path) -> None:
         # A row that names its image has a free id, which may name another repository.
         ({"repo": "dask/dask", "image_name": "registry.example:5000/moto:1"},
          {"image": "registry.example:5000/moto:1", "setup": "", "test_command": TEST_COMMANDS["dask/dask"]}),
+        ({"responses_create_params": {"input": []}, "split": "train"}, {"repo": "getmoto/moto"}),  # NeMo Gym
         ({"image_name": "registry.example/copies/sweb.eval.x86_64.getmoto_s_moto-1:v2"}, {"setup": CONDA}),
         ({"repo": "conan-io/conan", "instance_id": "conan-io__conan-1"},
          {"setup": f"{CONDA}\nexport PYTHONPATH=/testbed"}),
@@ -174,7 +175,7 @@ def test_faults_are_told_by_kind_and_left_out_on_request(
             "1 of 11 rows, line 11: the row is not JSON: ",
             "1 of 11 rows, line 8 ('b'): the instance_id is already taken by line 7",
             "1 of 11 rows, line 9: its columns are those of Multi-SWE-bench, which is not supported",
-            "1 of 11 rows, line 10: it holds an attempt and no task",
+            "1 of 11 rows, line 10: it holds an attempt or a prompt, and no task",
         ),
         strict=True,
     ):

@@ -27,12 +27,9 @@ _FOREIGN: Mapping[str, tuple[tuple[str, ...], str]] = {
     "SWE-bench Live": (("test_cmds",), _OWN),
     "SWE-PolyBench": (("F2P", "P2P"), _OWN),
     "SWE-Lancer": (("question_id", "manager_data"), "is not supported: end-to-end tests decide its tasks"),
-    "NeMo Gym": (
-        ("responses_create_params",),
-        "is not supported: use the data set that it was made from",
-    ),
 }
 """Other data set → the columns that tell it, and what is to be said of it."""
+_ATTEMPT = ("messages", "trajectory", "responses_create_params")
 
 
 def task_of(row: Row) -> Task:
@@ -47,8 +44,8 @@ def task_of(row: Row) -> Task:
     for name, (columns, remedy) in _FOREIGN.items():
         if not own and all(row.has(column) for column in columns):
             row.reject(f"its columns are those of {name}, which {remedy}", name)
-    if not own and not row.has("FAIL_TO_PASS") and (row.has("messages") or row.has("trajectory")):
-        row.reject("it holds an attempt and no task: use the data set that the attempts were made from")
+    if not own and not row.has("FAIL_TO_PASS") and any(map(row.has, _ATTEMPT)):
+        row.reject("it holds an attempt or a prompt, and no task: use the data set that it was made from")
     try:
         task = _task_of(row)
     except RowFault:
