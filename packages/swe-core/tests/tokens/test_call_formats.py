@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -122,9 +123,12 @@ MARKS = (
 )
 ODD = ["  ", "\r\n", "123", "true", "None", "null", "path", "\\n", "), run("]
 PIECES = [*MARKS.split(" "), *ODD, *" \n\t\"'\\[]{}<>,:=é🐛\u2028\x85"]
-texts = st.lists(st.sampled_from(PIECES), max_size=8).map("".join) | st.text(
-    st.characters(exclude_categories=["Cs"])
-)
+# A string with the end of a value and the begin of the next one is printed as two values are.
+TWO_VALUES = re.compile(r"</(?:parameter|arg_value)>\s*<(?:parameter|arg_key)")
+texts = (
+    st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
+    | st.text(st.characters(exclude_categories=["Cs"]))
+).filter(lambda text: not TWO_VALUES.search(text))
 numbers = st.integers(-(2**63), 2**63) | st.floats(allow_nan=False, allow_infinity=False)
 keys = st.from_regex(r"[a-zé_]{1,4}[-. ]?[a-z0-9]", fullmatch=True)  # gemma4 prints them as they are
 anything = st.recursive(
@@ -177,6 +181,20 @@ def test_calls_come_back_as_they_were_printed(model: str, data: st.DataObject) -
     for (_, arguments, _), (_, values) in zip(parsed.calls, asked, strict=True):
         assert json.dumps(json.loads(arguments), sort_keys=True) == json.dumps(values, sort_keys=True)
     assert parsed.content in ("I look.", "")
+
+
+@pytest.mark.parametrize("model", ["Qwen3-Coder", "Seed-OSS", "MiniMax-M2", "GLM-4.5"])
+def test_end_of_a_value_inside_json_does_not_end_it(model: str) -> None:
+    marks = (
+        '</parameter><parameter=0></parameter><parameter name="0"></arg_value><arg_key>0</arg_key><arg_value>'
+    )
+    values = {"a": {"b": marks}, "path": []}
+    properties = {"a": {"type": "object"}, "path": {"type": "array"}}
+    parameters = {"type": "object", "properties": properties, "required": []}
+    tools = [{"type": "function", "function": {"name": "run", "description": "", "parameters": parameters}}]
+    prompt, sampled = printed(made(model), tools, reply("", None, ("call00000", "run", json.dumps(values))))
+    ((_, arguments, _),) = made(model).parse(sampled, prompt, tools).calls
+    assert json.loads(arguments) == values
 
 
 PAGE = Path(__file__).parents[4] / "docs" / "agents.md"

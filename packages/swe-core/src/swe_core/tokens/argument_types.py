@@ -34,6 +34,11 @@ class Types:
         """Return whether there is a tool of that name."""
         return name in self._schemas
 
+    def may_be(self, tool: str, parameter: str, text: str) -> bool:
+        """Return whether `text` may be a whole value: any is a string, all else is JSON or Python."""
+        declared = _parameter(self._schemas.get(tool, {}), parameter)
+        return not declared or "string" in declared or json_value(text) is not None
+
     def value(self, tool: str, parameter: str, text: str, is_text: bool | None = None) -> str:
         """Return the JSON of a value that was printed as `text`.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
@@ -64,7 +65,7 @@ class CallFormat(ABC):
 class Tagged(CallFormat):
     """Values between tags, strings as they are: `<parameter=path>a.py</parameter>`.
 
-    What follows a closing tag shows whether it ends the value or is a part of it.
+    What follows a closing tag, and the declared type, show whether it ends the value or is a part of it.
 
     Args:
         open: Begins a block of calls.
@@ -105,7 +106,7 @@ class Tagged(CallFormat):
         while (head := self._call.match(text, at)) is not None:
             at, values = head.end(), {}
             while (key := self._key.match(text, at)) is not None:
-                value, at = self._value(text, key.end())
+                value, at = self._value(text, key.end(), partial(types.may_be, head["name"], key["key"]))
                 marked = key.groupdict().get("text")
                 is_text = None if marked is None else marked == "true"
                 values[key["key"]] = types.value(head["name"], key["key"], value, is_text)
@@ -131,16 +132,19 @@ class Tagged(CallFormat):
             return []
         return [] if opened[end:].strip() or not all(types.offers(call.name) for call in calls) else calls
 
-    def _value(self, text: str, start: int) -> tuple[str, int]:
+    def _value(self, text: str, start: int, may_be: Callable[[str], bool]) -> tuple[str, int]:
         """Return the value from `start` on, and where its end tag ends."""
-        found = -1
+        found, tries = -1, _TRIES
         end = text.find(self._value_end, start)
         while end >= 0:
             follows = self._follows.match(text, end + len(self._value_end))
-            if follows is not None and (found < 0 or not self._dangles(text, follows)):
-                found = end
-                if not self._dangles(text, follows):
+            if follows is not None:
+                doubtful = self._dangles(text, follows) or (tries > 0 and not may_be(text[start:end]))
+                if found < 0 or not doubtful:
+                    found = end
+                if not doubtful:
                     break
+                tries -= 1
             end = text.find(self._value_end, end + 1)
         if found < 0:
             raise Malformed
@@ -434,6 +438,7 @@ def _string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+_TRIES = 32  # ends of a value that are compared with its type, each of which may take its whole length
 _FUNCTION = (r"<function=(?P<name>[^<>\n]+)>", "</function>", r"<parameter=(?P<key>[^>\n]+)>", "</parameter>")
 _INVOKE = (
     r'<invoke name="(?P<name>[^"\n]+)">',
