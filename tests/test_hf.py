@@ -163,7 +163,8 @@ async def test_sandbox_that_dies_is_an_error_that_may_be_tried_again(swe_core: S
     done = await run_again(swe_core, hf, kill)
     assert "died: its job is ERROR (Out of memory)" in done.only["retried"][0]["failure"]["message"]
     (spent,) = done.report()["sandboxes"]
-    assert (spent["provider"], spent["flavor"], spent["sandboxes"]) == ("hf", "cpu-basic", 3)
+    # one for the set-up lines, two for the agent, one for the grader
+    assert (spent["provider"], spent["flavor"], spent["sandboxes"]) == ("hf", "cpu-basic", 4)
 
 
 async def test_spent_quota_is_an_error_that_may_be_tried_again(swe_core: SweCore, hf: LocalHF) -> None:
