@@ -19,7 +19,7 @@ from swe_core.errors import EngineError, EngineProtocolError, EngineRefused, Eng
 from swe_core.interception.server import ENDPOINT_FAILED, InterceptionServer
 from swe_testing.provider import Fault, ScriptedProvider, say
 
-from .helpers import HELLO, KEY, Plugin, by_hand, relay, sampled, sdk, stream, talk, who
+from .helpers import HELLO, KEY, Plugin, Talk, by_hand, relay, sampled, sdk, stream, talk, who
 
 FINE = Completion({"role": "assistant", "content": "fine"})
 
@@ -238,6 +238,17 @@ async def test_unencodable_piece_breaks(server: InterceptionServer, caplog: pyte
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
 
 
+async def asked_until_the_budget_ends(server: InterceptionServer, engine: Doing) -> Talk:
+    """A rollout that failed; with a longer budget, if a busy machine had not reached the engine by then."""
+    for wall in (0.1, 1, 30):
+        async with talk(server, engine, Budgets(wall=wall)) as said:
+            said.gate.start()
+            await said.ask(stream=True)
+        if said.gate.failure is not None:
+            break
+    return said
+
+
 async def test_wall_budget_that_ends_while_the_engine_tries_again_is_an_error_of_the_engine(
     server: InterceptionServer,
 ) -> None:
@@ -245,12 +256,7 @@ async def test_wall_budget_that_ends_while_the_engine_tries_again_is_an_error_of
         request.progress.trouble = "the provider fails (500)"
         await anyio.sleep_forever()
 
-    for wall in (0.01, 1, 30):  # more, if a busy machine has not asked the engine by then
-        async with talk(server, Doing(trying), Budgets(wall=wall)) as said:
-            said.gate.start()
-            await said.ask(stream=True)
-        if said.gate.failure is not None:
-            break
+    said = await asked_until_the_budget_ends(server, Doing(trying))
     assert isinstance(said.gate.failure, EngineUnavailable)
     assert "(500), until the wall budget ran out" in str(said.gate.failure)
 
@@ -264,12 +270,7 @@ async def test_malformed_piece_fails_its_own_rollout_only(server: InterceptionSe
         await emit(piece)
         await anyio.sleep_forever()
 
-    for wall in (0.3, 3, 30):  # more, if a busy machine has not sent the piece by then
-        async with talk(server, Doing(malformed), Budgets(wall=wall)) as said:
-            said.gate.start()
-            await said.ask(stream=True)
-        if said.gate.failure is not None:
-            break
+    said = await asked_until_the_budget_ends(server, Doing(malformed))
     async with talk(server, Plugin(FINE)) as other:
         assert "fine" in (await other.ask()).text
     assert isinstance(said.gate.failure, EngineProtocolError)

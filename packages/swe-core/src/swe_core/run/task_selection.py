@@ -83,7 +83,7 @@ def selection(settings: Settings, plugins: PluginSet) -> TaskSelection:
     Without `--tasks` it is the source of a selected plugin, else the demo. A file is read by the selected
     source with a setting `file`, a data set by that with a setting `dataset`, else by the built-in one. A
     source with a setting `filter` applies `--filter` to its rows. For any other source, `--filter` applies
-    to the fields of its tasks. A source with a setting `only` is told which tasks `--task` names.
+    to the fields of its tasks. A source with a setting `only` gets the ids of `--task`.
 
     Raises:
         UsageError: The source is unknown, or a setting is wrong.

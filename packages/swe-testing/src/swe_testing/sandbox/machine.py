@@ -14,7 +14,7 @@ import getpass, locale, multiprocessing, os, pwd, pty, resource, socket, stat, s
 def look(what, expected, find):
     try:
         found = find()
-    except Exception as error:
+    except Exception as error:  # a fault of the machine is a finding, whatever it raises
         found = repr(error)
     if found != expected:
         print(f"{what}: {found}, expected {expected}")

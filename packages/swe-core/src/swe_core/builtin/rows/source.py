@@ -18,7 +18,7 @@ from swe_core.system.plural import counted
 logger = logging.getLogger(__name__)
 
 _SHOWN = 10
-"""Kinds of faults that are told one by one."""
+"""Kinds of faults that an error lists."""
 
 
 class RowsSource:

@@ -125,7 +125,7 @@ class Reporter:
         return f'{ours} PYTEST_ADDOPTS="-p {self._name}${{PYTEST_ADDOPTS:+ $PYTEST_ADDOPTS}}"'
 
     def was_not_found(self, log: bytes) -> bool:
-        """Return whether pytest ended at once, as it does without a module that it is told to load."""
+        """Return whether pytest ended at once because it did not find the reporter's plugin."""
         return not self._sessions and f'Error importing plugin "{self._name}"'.encode() in log
 
     def feed(self, chunk: bytes) -> None:

@@ -10,7 +10,7 @@ hooks, index, refs, excludes or attributes:
   without filters, conversions, `$Id$` or diff drivers. Only `converting` has them, without filters: a patch
   that was made from git's own files (line ends LF) is to fit those of the work tree (CRLF).
 - `.gitignore` files in the tree count; the repository's `info/exclude` does not. What the repository's index
-  names counts, too: somebody added it on purpose.
+  names counts, too: `git add -f` put it there.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ converting() {
 }
 
 # add_named TREE INDEX: give each file that INDEX names, and TREE does not, an entry; `add` brings it to the
-# state of the work tree, although git ignores the file. $GIT_DIR/named lists them. More than a thousand are
-# none that somebody chose.
+# state of the work tree, although git ignores the file. $GIT_DIR/named lists them. More than a thousand
+# were hardly added on purpose, and are left out.
 add_named() {
   : >"$GIT_DIR/named"
   [ -f "$2" ] || return 0  # a pipe has no end
