@@ -128,9 +128,16 @@ async def test_failure_ends_its_own_rollout_only(
     failures: Failures, caplog: pytest.LogCaptureFixture, undisturbed: Undisturbed, point: str, kind: Kind
 ) -> None:
     async for phase, bad in failures(point, kind):
+        if point in ("agent.failure", "agent.parse_event"):  # the policy decides what they read
+            assert (bad["outcome"], bad["failure"]) == ("resolved", None)
+            assert f"{point.removeprefix('agent.')}()" in bad["agent_failure"]
+            continue
         if point.startswith(GOES_ON) or (kind == "wrong" and bad["failure"] is None):
             assert bad == undisturbed[0][BAD]
             assert point.startswith("tool.") or kind == "wrong" or "failed" in caplog.text
+            continue
+        if point == "provider.close" and bad["retried"]:  # the patch was on disk, so it was graded
+            assert bad["outcome"] == "resolved"
             continue
         assert (bad["outcome"], bad["reward"]) == ("error", None)
         assert bad["failure"]["boundary"] == expected(point, kind, phase), bad["failure"]
@@ -150,6 +157,8 @@ async def test_hanging_collaborator_is_abandoned(
         assert "did not end within 0.05 s and was abandoned" in caplog.text
         if point in ("engine.complete", "tool.run"):  # the budget of time has ended these
             assert (bad["outcome"], bad["ended_by"]) == ("resolved", "wall")
+        elif bad["retried"]:  # the patch was on disk, so it was graded
+            assert (point, bad["outcome"]) == ("provider.close", "resolved")
         else:
             assert bad["outcome"] == "error"
             assert bad["failure"]["boundary"] == ("engine" if point == "engine.end" else "sandbox")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -16,17 +16,28 @@ import pytest
 from aiohttp.web import StreamResponse
 
 from swe_core.api.agent import AgentContext, AgentDialogue, AgentEvent, InteractiveAgent
+from swe_core.api.blame import may_be_policys
 from swe_core.api.engine import ChatRequest, Completion, Emit, EngineSession, ForkCause, Sampled
 from swe_core.api.limits import Budgets
 from swe_core.api.records import Rollout
-from swe_core.api.sandbox import SandboxSpec
+from swe_core.api.sandbox import SandboxSpec, Stream
 from swe_core.builtin.local.provider import LocalProvider
-from swe_core.errors import EngineUnavailable, PluginError, RunStopped, SweError
+from swe_core.errors import (
+    EngineUnavailable,
+    PluginError,
+    RunStopped,
+    SandboxBroken,
+    SandboxDied,
+    SandboxError,
+    SandboxTimeout,
+    SweError,
+)
 from swe_core.interception.sse import EventStream
+from swe_core.report.facts import why
 from swe_core.rollout.missing_program import missing_program
 from swe_core.tokens.chains import chains_of
 
-from .runner_bench import Bench, Box, Caller
+from .runner_bench import Bench, Box, Caller, Inside, one_call
 from .shaky_server import ids
 
 
@@ -275,25 +286,80 @@ async def test_missing_program_of_an_agent_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "failure", "says"),
+    ("limits", "answered", "failure", "says"),
     [
-        ({}, ("agent", "AgentError"), "the agent 'talker' exited with code 127"),  # it misses a program
-        ({"agent": 0.05}, ("agent", "AgentTimeout"), ""),
-        ({"open": 0.001}, ("sandbox", "SandboxError"), "within its budget of 0.001 s (limits.open)"),
+        ({}, False, ("agent", "AgentError"), "the agent 'talker' exited with code 127"),
+        ({"agent": 0.05}, False, ("agent", "AgentTimeout"), ""),
+        ({"open": 0.001}, True, ("sandbox", "SandboxError"), "within its budget of 0.001 s (limits.open)"),
+        ({}, True, None, "the agent 'talker' exited with code 127"),  # also 137 and the like
+        (
+            {"agent": 0.05},
+            True,
+            None,
+            "did not end within its budget of 0.05 s",
+        ),  # it may have stopped itself
     ],
 )
-async def test_failure_of_an_agent_or_a_sandbox_is_named(
-    bench: Bench, limits: dict[str, float], failure: tuple[str, str], says: str
+async def test_failure_of_an_agent_before_its_first_answer_or_of_a_sandbox_is_an_error(
+    bench: Bench, limits: dict[str, float], answered: bool, failure: tuple[str, str] | None, says: str
 ) -> None:
+    """A later one is the policy's: the patch is graded."""
     bench.agent.code = 127
     bench.agent.staying = {bench.first.task.instance_id} if "agent" in limits else set()
+    if not answered:
+        bench.agent.talk = lambda caller: anyio.lowlevel.checkpoint()
     if "open" in limits:
         bench.provider.opening = anyio.sleep_forever
     limited = bench.first.limits.model_copy(update=limits)
-    rollout = (await bench.runner.run(bench.first.model_copy(update={"limits": limited}))).rollout
-    assert (rollout.failure.boundary, rollout.failure.type) == failure
-    assert says in rollout.failure.message
-    assert (rollout.outcome, rollout.reward, rollout.ended_by) == ("error", None, None)
+    finished = await bench.runner.run(bench.first.model_copy(update={"limits": limited}))
+    rollout = finished.rollout
+    if failure is None:
+        assert (rollout.outcome, rollout.reward, rollout.failure) == ("resolved", 1.0, None)
+        assert rollout.ledger.trainable == rollout.ledger.sampled > 0
+        assert finished.chains
+        assert says in rollout.agent_failure
+        assert says in why(rollout)
+        bench.accounted()
+    else:
+        assert (rollout.failure.boundary, rollout.failure.type) == failure
+        assert says in rollout.failure.message
+        assert (rollout.outcome, rollout.reward, rollout.ended_by) == ("error", None, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (SandboxBroken("its container ran out of memory"), "unresolved"),
+        (SandboxTimeout("nothing answers in it"), "unresolved"),
+        (SandboxDied("the engine was restarted"), "error"),
+        (SandboxError("the engine no longer answers"), "error"),
+    ],
+    ids=("broken", "silent", "dead", "unreachable"),
+)
+@pytest.mark.parametrize("where", ["agent", "export", "both"])
+async def test_nothing_to_grade_is_unresolved_where_code_inside_is_the_cause(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception, outcome: str
+) -> None:
+    async def output(process: Inside) -> AsyncIterator[tuple[Stream, bytes]]:
+        if process._env is not None:
+            await one_call(Caller(process._env))
+            raise error
+        for nothing in ():
+            yield nothing
+
+    if where != "export":
+        monkeypatch.setattr(Inside, "output", output)
+    if where != "agent":
+        monkeypatch.setattr(Box, "kill_all", AsyncMock(side_effect=error))
+    elif outcome == "unresolved":
+        outcome = "resolved"  # there is a patch
+    finished = await bench.runner.run(bench.first)
+    rollout = finished.rollout
+    assert (rollout.outcome, bool(rollout.failure)) == (outcome, outcome == "error")
+    assert rollout.reward == {"error": None, "unresolved": 0.0, "resolved": 1.0}[outcome]
+    assert bool(finished.chains) == (outcome != "error")
+    assert may_be_policys(rollout) == (outcome == "error")
+    bench.accounted()
 
 
 async def nothing(caller: Caller) -> None:
@@ -354,7 +420,7 @@ async def test_reward_of_a_verdict_is_shaped_before_the_record_is_written(bench:
     assert [rollout.reward for rollout in seen] == [1.0]
     assert seen[0].grade is not None
     assert bench.run.rollouts() == [shaped]
-    bench.agent.code = 1
+    bench.agent.talk = lambda caller: anyio.lowlevel.checkpoint()
     assert (await bench.runner.run(bench.second)).rollout.reward is None
     assert len(seen) == 1
 

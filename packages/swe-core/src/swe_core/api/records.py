@@ -244,6 +244,11 @@ class Rollout(Record):
     patch_bytes: int = Field(default=0, ge=0)
     notes: tuple[str, ...] = Field(default=(), description="what a user should know of the patch, sentences")
     agent_exit_code: int | None = None
+    agent_failure: str | None = Field(
+        default=None,
+        description="how the agent failed after its first answered call, one sentence; the patch is graded "
+        "all the same; null if it did not",
+    )
     phases: Phases = Field(default_factory=Phases)
     sandboxes: tuple[SandboxTime, ...] = ()
     retried: tuple[Retried, ...] = Field(default=(), description="tries that a sandbox failed")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar, get_args
 
+from swe_core.api.blame import may_be_policys
 from swe_core.api.engine import ForkCause
 from swe_core.api.grader import TamperKind
 from swe_core.api.records import Budget, Outcome, Phases
@@ -103,9 +104,11 @@ class Facts:
     Args:
         outcomes: Rollouts of each outcome, all four of them.
         errors: Boundary → rollouts that failed there.
+        errors_after_answer: How many of the errors the policy may have caused.
         failures: The same errors by type, the most frequent first.
         cancelled_as: A worker's reason → rollouts that it cancelled.
-        resolved_rate: Share of the rollouts with a verdict that are resolved; None without any.
+        resolved_rate: Share of the rollouts with a verdict that are resolved; None without any. It leaves out
+            all errors, also those of `errors_after_answer`.
         tasks: Each task's results, by its id.
         passes: pass@k for some k, from 1 on; none without a verdict.
         phases: Phase → its times, for phases that a rollout reached.
@@ -116,6 +119,7 @@ class Facts:
     finished: int
     outcomes: dict[str, int]
     errors: dict[Boundary, int]
+    errors_after_answer: int
     failures: tuple[Failures, ...]
     cancelled_as: dict[str, int]
     resolved_rate: float | None
@@ -157,6 +161,7 @@ def facts_of(rollouts: Sequence[Finished]) -> Facts:
         finished=len(rollouts),
         outcomes={name: outcomes[name] for name in get_args(Outcome)},
         errors=dict(Counter(rollout.failure.boundary for rollout in rollouts if rollout.failure)),
+        errors_after_answer=sum(map(may_be_policys, rollouts)),
         failures=_failures(rollouts),
         cancelled_as=dict(Counter(rollout.cancelled_as for rollout in rollouts if rollout.cancelled_as)),
         resolved_rate=outcomes["resolved"] / scored if scored else None,
@@ -186,6 +191,8 @@ def why(rollout: Finished) -> str:
     parts = []
     if rollout.ended_by is not None:
         parts.append(f"the agent's run was ended by its budget of {BUDGETS[rollout.ended_by]}")
+    if rollout.agent_failure is not None:
+        parts.append(rollout.agent_failure)
     if rollout.cancelled_as is not None:
         parts.append(f"cancelled as {rollout.cancelled_as}")
     if rollout.retried:

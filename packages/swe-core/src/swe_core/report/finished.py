@@ -125,6 +125,7 @@ class RolloutHead:
     cancelled_as: str | None = None
     ended_by: Budget | None = None
     failure: HeadFailure | None = None
+    agent_failure: Message | None = None
     grade: HeadGrade | None = None
     turns: int
     usage: HeadUsage

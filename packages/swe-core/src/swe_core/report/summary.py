@@ -57,6 +57,7 @@ def summary(
         "cancelled_as": facts.cancelled_as,
         "errors_by_boundary": facts.errors,
         "errors": [asdict(failures) for failures in facts.failures],
+        "errors_after_answer": facts.errors_after_answer,
         "resolved_rate": _rounded(facts.resolved_rate),
         "pass_at_k": [
             {

@@ -237,7 +237,10 @@ def _last_line(run: RunDirectory, rollouts: Sequence[Rollout], facts: Facts, sta
         text = f"{state}, {finished}{planned} finished: {text}"
     if facts.outcomes["error"]:
         text += f", errors {facts.outcomes['error']} ("
-        text += ", ".join(f"{name} {count}" for name, count in facts.errors.items()) + ")"
+        text += ", ".join(f"{name} {count}" for name, count in facts.errors.items())
+        if facts.errors_after_answer:
+            text += f"; the policy may have caused {facts.errors_after_answer}"
+        text += ")"
     if facts.outcomes["cancelled"]:
         text += f", cancelled {facts.outcomes['cancelled']}"
     if run.info.planned is not None and run.info.planned > facts.finished and state != "running":

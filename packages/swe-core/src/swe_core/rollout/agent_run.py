@@ -41,6 +41,16 @@ class AgentRun:
     gate: Gate | None = None
     exit_code: int | None = None
 
+    @property
+    def answered(self) -> bool:
+        """Return whether the engine has answered a call of the policy's work, as far as the host knows."""
+        return self.gate is not None and is_answered(self.gate)
+
+
+def is_answered(gate: Gate) -> bool:
+    """Return whether the engine has answered a call of the policy's work."""
+    return gate.finish_reason is not None
+
 
 async def run_agent(
     request: RolloutRequest,
@@ -155,10 +165,12 @@ async def _run(
             return await converse(agent, ctx, Dialogue(agent, ctx, sandbox, output, gate))
         finally:
             output.close()
-    return await _run_process(agent, ctx, sandbox, output)
+    return await _run_process(agent, ctx, sandbox, output, gate)
 
 
-async def _run_process(agent: AgentSpec, ctx: AgentContext, sandbox: Sandbox, output: AgentOutput) -> int:
+async def _run_process(
+    agent: AgentSpec, ctx: AgentContext, sandbox: Sandbox, output: AgentOutput, gate: Gate | None
+) -> int:
     command, env = agent_contract.command(agent, ctx), agent_contract.env(agent, ctx)
     stdin = agent_contract.stdin(agent, ctx)
     with raised_as(SandboxError):
@@ -170,7 +182,7 @@ async def _run_process(agent: AgentSpec, ctx: AgentContext, sandbox: Sandbox, ou
             exit_code = await process.wait()
         if not isinstance(exit_code, int):
             raise SandboxError(f"the agent's process ended with {exit_code!r}, expected an exit code")
-        if exit_code in _NOT_STARTED:
+        if exit_code in _NOT_STARTED and not (gate is not None and is_answered(gate)):
             missing = await missing_program(agent.name, command[0], sandbox, cwd=ctx.workdir, env=env)
             if missing is not None:
                 raise AgentError(missing)

@@ -69,6 +69,8 @@ class Dialogue:
             except AgentError:
                 if console.died is not None:  # which is why the agent failed
                     raise console.died from None
+                if self._gate is not None and self._gate.finish_reason is not None:  # so it has started
+                    raise
                 missing = await missing_program(
                     agent.name, command[0], self.sandbox, cwd=ctx.workdir, env=env
                 )

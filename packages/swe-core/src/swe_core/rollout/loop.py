@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 
 import anyio
 
+from swe_core.api.blame import is_policys
 from swe_core.api.contracts import grade_patch
 from swe_core.api.grader import Grade
 from swe_core.api.records import Outcome
@@ -83,12 +84,12 @@ async def _try(
 ) -> Outcome:
     """Take the rollout from its current state to an outcome."""
     try:
-        try:
-            if not state.collected:
-                await _collect_patch(request, context, folder, state)
+        if not state.collected:
+            await _collect_patch(request, context, folder, state)
+        if state.no_patch:  # the policy caused it, so it is a verdict and not an error
+            grade = Grade(resolved=False, reason=context.redactor.text(state.no_patch))
+        else:
             grade = await _grade(request, context, folder, state)
-        except PatchUnavailable as error:  # the policy caused it, so it is a verdict and not an error
-            grade = Grade(resolved=False, reason=sentence(error))
         folder.put("grade.json", grade.model_dump_json(indent=2).encode() + b"\n")
         state.grade = grade
     except Exception as error:  # the boundary that records: a bad rollout is data
@@ -107,7 +108,10 @@ async def _try(
 async def _collect_patch(
     request: RolloutRequest, context: RunContext, folder: RolloutFolder, state: RolloutState
 ) -> None:
-    """Run the agent in a sandbox of its own and export its patch; the sandbox is closed on return."""
+    """Run the agent in a sandbox of its own and export its patch; the sandbox is closed on return.
+
+    `swe_core.api.blame` decides whether a failure is the policy's, which ends in a verdict.
+    """
     limits = request.limits
     agent_failure: Exception | None = None
     with anyio.CancelScope() as opening:
@@ -127,9 +131,15 @@ async def _collect_patch(
                         request, context, sandbox, folder, state.observer, state.agent, environment
                     )
                 except Exception as error:  # raised once the agent's work is saved
-                    agent_failure = error
                     state.boundary = boundary_of(error, "agent")
-            boundary = state.boundary
+                    agent_failure = error
+            answered, boundary = state.agent.answered, state.boundary
+            if (
+                agent_failure is not None
+                and folder.failure is None
+                and is_policys(agent_failure, "agent", answered=answered)
+            ):
+                state.agent_failure, agent_failure = sentence(agent_failure), None
             try:
                 with state.phase("export"):
                     with raised_as(SandboxError):  # no process of the agent may change files from here on
@@ -138,12 +148,12 @@ async def _collect_patch(
                     state.patch, state.notes = change.patch, change.notes
                 folder.put_patch(state.patch)
                 state.collected = agent_failure is None
-            except SandboxBroken as error:
+            except Exception as error:  # the first failure of a rollout counts
                 if agent_failure is None:
-                    raise PatchUnavailable(sentence(error)) from None
-            except Exception:  # the first failure of a rollout counts
-                if agent_failure is None:
-                    raise
+                    inside = isinstance(error, PatchUnavailable | SandboxBroken)
+                    if not (inside or is_policys(error, "sandbox", answered=answered)):
+                        raise
+                    state.no_patch, state.collected = sentence(error), True
             if agent_failure is not None:
                 state.boundary = boundary
                 raise agent_failure

@@ -62,7 +62,9 @@ class RolloutState:
 
     Attributes:
         boundary: The boundary that a failure at this point belongs to.
-        collected: Whether `patch` is final and on disk, so that only its grade is missing.
+        no_patch: Why the policy left no patch; empty where it may have left one.
+        agent_failure: How the agent failed in spite of a verdict; empty if it did not.
+        collected: Whether `patch` is final and on disk, or `no_patch` known: only the grade is missing.
         opens: Opens the sandboxes of the agent, and those of the grader.
         retried: The earlier attempts, which failed.
     """
@@ -75,6 +77,8 @@ class RolloutState:
     phases: dict[str, float] = field(default_factory=dict)
     agent: AgentRun = field(default_factory=AgentRun)
     patch: bytes = b""
+    no_patch: str = ""
+    agent_failure: str = ""
     notes: Sequence[str] = ()
     collected: bool = False
     grade: Grade | None = None
@@ -103,8 +107,10 @@ class RolloutState:
     def may_try_again(self) -> bool:
         """Return whether the sandbox failed, another one may succeed, and the request allows one more."""
         sandbox_failed = self.failure is not None and self.failure.boundary == "sandbox"
-        allowed = len(self.retried) < self.request.sandbox_retries
-        return sandbox_failed and not self._is_final and allowed
+        # Where only the close failed, which code inside may cause, the grading still has to begin.
+        closing = self.collected and "grade" not in self.phases
+        allowed = closing or len(self.retried) < self.request.sandbox_retries
+        return sandbox_failed and allowed and (closing or not self._is_final)
 
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
@@ -143,7 +149,7 @@ class RolloutState:
                 seconds=round(time.monotonic() - self._began, 4),
             )
             self._earlier = self.gates
-            self.agent, self.patch, self.notes = AgentRun(), b"", ()
+            self.agent, self.patch, self.notes, self.agent_failure = AgentRun(), b"", (), ""
             self.phases.clear()
         self.retried.append(given_up)
         self.failure, self._began = None, time.monotonic()
@@ -178,6 +184,7 @@ class RolloutState:
             patch_bytes=len(self.patch),
             notes=tuple(map(self.redactor.text, self.notes)),
             agent_exit_code=self.agent.exit_code,
+            agent_failure=self.redactor.text(self.agent_failure) or None,
             phases=Phases(**known),
             sandboxes=tuple(spent for provider in self.opens.values() for spent in provider.spent),
             retried=tuple(self.retried),

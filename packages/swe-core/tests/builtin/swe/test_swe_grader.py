@@ -7,14 +7,16 @@ import signal
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import anyio
 import pytest
 
 from swe_core.api.grader import Graded, Suspicion
 from swe_core.api.sandbox import Asset, Sandbox, SandboxProvider, SandboxSpec
-from swe_core.builtin.swe.run_tests import HeadAndTail
-from swe_core.errors import GraderError, SandboxDied, SandboxError
+from swe_core.builtin.swe import grader
+from swe_core.builtin.swe.run_tests import HeadAndTail, run_tests
+from swe_core.errors import GraderError, SandboxBroken, SandboxDied, SandboxError, SandboxTimeout
 from swe_testing.waiting import until
 
 from ...repositories import Repo, slow_but, swe_grader
@@ -237,12 +239,56 @@ async def test_grader_rejects_a_spec_not_for_grading_and_no_repository(calc: Gra
 @pytest.mark.slow
 async def test_hanging_tests_are_unresolved(calc: Graders) -> None:
     graded = await calc.grade_script(
-        "echo 'import time; time.sleep(600)' >calc.py", timeout=2, test_command=f"echo started; {PYTEST}"
+        "echo 'import time; time.sleep(600)' >calc.py", timeout=8, test_command=f"echo started; {PYTEST}"
     )
     assert not graded.grade.resolved
-    assert graded.grade.reason == "the tests did not end within 2 s and were killed"
+    assert graded.grade.reason == "the tests did not end within 8 s and were killed"
     assert graded.grade.test_exit_code is None
     assert graded.log.startswith(b"started\n")
+
+
+BROKEN, SILENT, DIED = SandboxBroken("it was killed"), SandboxTimeout("no answer"), SandboxDied("it is gone")
+FAULTS: dict[str, tuple[list[Exception | None], Any]] = {
+    "inside": ([BROKEN], "the patch broke its grading sandbox: it was killed"),
+    "silent": ([SILENT], "the patch broke its grading sandbox: no answer"),
+    "unreadable": ([RecursionError()], "the patch broke its grading sandbox: RecursionError"),
+    "twice": ([DIED, DIED], "the patch broke its grading sandbox: it is gone"),
+    "once": ([DIED], None),
+    "the reference too": ([BROKEN, SandboxError("another")], SandboxBroken),
+    "the reference as well": ([DIED, DIED, DIED], SandboxDied),
+    "no results of the reference": ([BROKEN, GraderError("a"), GraderError("b")], SandboxBroken),
+}
+"""What the runs of the tests raise, one after the other; and the reason of the grade, or the error."""
+
+
+@pytest.mark.parametrize("what", slow_but(["inside", "twice", "once", "the reference too"], FAULTS))
+async def test_failing_sandbox_is_the_fault_of_the_patch_where_the_reference_can_be_graded(
+    calc: Graders, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    faults, ends = FAULTS[what]
+    left = iter(faults)
+
+    async def run(*given: Any, **more: Any) -> Any:
+        if (error := next(left, None)) is not None:
+            raise error
+        return await run_tests(*given, **more)
+
+    monkeypatch.setattr(grader, "run_tests", run)
+    script = "sed -i 's/a - b/b + a/' calc.py"
+    if isinstance(ends, type):
+        with pytest.raises(ends):
+            await calc.grade_script(script)
+        return
+    grade = (await calc.grade_script(script)).grade
+    assert (grade.resolved, grade.reason) == (ends is None, ends or "")
+
+
+async def test_sandbox_that_does_not_open_is_an_error_whatever_the_patch(calc: Graders) -> None:
+    patch = await calc.repo.patch_by(FIX, calc.provider)
+    for error in (SandboxError("nobody answers"), BROKEN):
+        calc.provider = cast(SandboxProvider, Mock(open=Mock(side_effect=error)))
+        with pytest.raises(type(error)):
+            await calc.grade(patch)
 
 
 async def test_sandbox_death_during_the_tests_is_an_error(calc: Graders) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import anyio
 import anyio.to_thread
 
+from swe_core.api.blame import is_unclear
 from swe_core.api.grader import Grade, Graded, Hashes
 from swe_core.api.sandbox import SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
@@ -20,7 +21,7 @@ from swe_core.builtin.swe.graded_tree import (
 )
 from swe_core.builtin.swe.run_tests import TestRun, run_tests
 from swe_core.builtin.swe.verdict import PASSED, Discrepancy, TestOutcome, read
-from swe_core.errors import GraderError
+from swe_core.errors import GraderError, SandboxError, sentence
 from swe_core.sandboxing.repository.patch import as_patch, check_alive
 from swe_core.sandboxing.repository.prepare import prepare_repository
 
@@ -38,6 +39,23 @@ class _Tested:
     unchecked: str  # as in `Base`
     image_id: str | None
     done: tuple[TestRun, TestOutcome] | None  # None where the tree is the base: no test needs to run
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far a run has come.
+
+    Attributes:
+        image_id: `Sandbox.image_id` of its sandbox, once that is open.
+        has_patch: Whether its sandbox has the patch, so that the patch may be the cause of a failure.
+    """
+
+    image_id: str | None = None
+    has_patch: bool = False
+
+
+class _PatchFailed(Exception):
+    """The patch is the cause of a failure of its grading sandbox. The message is for the grade."""
 
 
 @dataclass(slots=True)
@@ -87,8 +105,8 @@ class SweGrader:
         if not patch.strip():
             return _unresolved("the patch is empty: the agent changed nothing", hashes)
         try:
-            tested = await self._test(task, patch, provider, spec, timeout, may_be_base=False)
-        except PatchDoesNotApply as error:
+            tested = await self._test_patch(task, patch, provider, spec, timeout)
+        except (PatchDoesNotApply, _PatchFailed) as error:
             return _unresolved(str(error), hashes)
         tree = tested.tree
         if tested.done is None:
@@ -117,7 +135,7 @@ class SweGrader:
                 or any(discrepancy.forged for discrepancy in reading.discrepancies)
             )
             if reading.discrepancies and asked:
-                own = reading if as_patch(patch.decode(errors="replace")) == as_patch(task.patch) else None
+                own = reading if is_gold(task, patch) else None
                 reference = await self._reference(task, tested.image_id, provider, spec, timeout, own)
                 discrepancies = reading.beyond(reference)
             reasons = [*reading.problems, *(discrepancy.sentence for discrepancy in discrepancies)]
@@ -162,6 +180,63 @@ class SweGrader:
         )
         return Graded(grade=grade, log=run.log)
 
+    async def _test_patch(
+        self, task: Task, patch: bytes, provider: SandboxProvider, spec: SandboxSpec, timeout: float
+    ) -> _Tested:
+        """Run the tests of a patch. `swe_core.api.blame` says whom a failure is laid to.
+
+        Raises:
+            PatchDoesNotApply: See `prepare_tree`.
+            _PatchFailed: It fails with this patch, and not with the reference.
+            GraderError: It fails for another reason, or the reference fails, too.
+            SandboxError: Likewise.
+        """
+        for last in (False, True):
+            progress = _Progress()
+            try:
+                tested = await self._test(task, patch, provider, spec, timeout, progress, may_be_base=False)
+            except PatchDoesNotApply:
+                raise
+            except Exception as error:  # also what hostile names, files and logs do to a parser here
+                if not progress.has_patch or is_gold(task, patch):
+                    raise
+                if is_unclear(error) and not last:
+                    continue  # a host's fault hardly comes twice
+                why = f"the patch broke its grading sandbox: {sentence(error)}"
+                await self._require_reference(task, progress, provider, spec, timeout, error)
+                raise _PatchFailed(why) from error
+            if tested.done is not None and tested.done[0].exit_code is None and not is_gold(task, patch):
+                await self._require_reference(task, progress, provider, spec, timeout, None)
+            return tested
+        raise AssertionError("unreachable: the last run returns or raises")
+
+    async def _require_reference(
+        self,
+        task: Task,
+        progress: _Progress,
+        provider: SandboxProvider,
+        spec: SandboxSpec,
+        timeout: float,
+        error: Exception | None,
+    ) -> None:
+        """Check that the task can be graded with its own gold patch.
+
+        What may be the host's fault asks for a new run of it: an earlier one says nothing about now.
+
+        Args:
+            error: Why the patch could not be graded; None where its tests did not end in time.
+
+        Raises:
+            Exception: `error`, or that of the reference: it could not be graded either.
+        """
+        try:
+            if error is not None and is_unclear(error):
+                await self._read_reference(task, provider, spec, timeout)
+            else:
+                await self._reference(task, progress.image_id, provider, spec, timeout, None)
+        except (GraderError, SandboxError) as same:
+            raise error or same from None
+
     def _may_earn(self, reading: TestOutcome) -> bool:
         """Return whether a run may earn a reward, so that nothing may contradict it."""
         return not reading.problems or (self._pays_parts and bool(reading.fixed))
@@ -203,7 +278,7 @@ class SweGrader:
         A run that ends without some of them, because a module cannot be imported, counts them as failing.
         """
         try:
-            tested = await self._test(task, b"", provider, spec, timeout, may_be_base=True)
+            tested = await self._test(task, b"", provider, spec, timeout, _Progress(), may_be_base=True)
         except PatchDoesNotApply as error:
             raise GraderError(f"the task {task.instance_id!r} cannot be graded: {error}") from error
         if tested.done is None or _was_killed(tested.done[0].exit_code):
@@ -218,11 +293,14 @@ class SweGrader:
         provider: SandboxProvider,
         spec: SandboxSpec,
         timeout: float,
+        progress: _Progress,
         *,
         may_be_base: bool,
     ) -> _Tested:
         async with provider.open(spec.model_copy(update={"write_protect": True})) as sandbox:
+            progress.image_id = sandbox.image_id
             base = await prepare_repository(sandbox, task, hide=False, timeout=GIT_TIMEOUT)
+            progress.has_patch = True
             tree = await prepare_tree(sandbox, base, task, patch, self._references, timeout=GIT_TIMEOUT)
             if tree.is_base and not may_be_base:
                 return _Tested(tree, base.unchecked, sandbox.image_id, None)
@@ -279,7 +357,7 @@ class SweGrader:
         own = "with its own gold patch" if gold else "without any patch"
         what = f"the task {task.instance_id!r} cannot be graded: {own}"
         try:
-            tested = await self._test(task, gold, provider, spec, timeout, may_be_base=True)
+            tested = await self._test(task, gold, provider, spec, timeout, _Progress(), may_be_base=True)
         except PatchDoesNotApply as error:
             raise GraderError(f"{what}, {error}") from error
         if tested.done is None or tested.done[0].exit_code is None:
@@ -295,6 +373,11 @@ class SweGrader:
 
 _SHOWN = 4
 _TRIES = 2  # of a reference without results, and of a base that was killed: the machine may have been busy
+
+
+def is_gold(task: Task, patch: bytes) -> bool:
+    """Return whether a patch is the task's own gold patch."""
+    return as_patch(patch.decode(errors="replace")) == as_patch(task.patch)
 
 
 def _was_killed(exit_code: int | None) -> bool:
