@@ -41,7 +41,7 @@ lint: .venv/.dev
 	$(BIN)/mypy packages/*/src
 
 # Without those that want data of others.
-BENCHMARKS := $(filter-out %/published_logs.py %/real_rows.py,$(wildcard benchmarks/[a-z]*.py))
+BENCHMARKS := $(filter-out %/published_logs.py %/real_rows.py %/suspicious.py,$(wildcard benchmarks/[a-z]*.py))
 bench: .venv/.serving  ## every benchmark prints a table and ends with one line of JSON
 	@for script in $(BENCHMARKS); do $(BIN)/python $$script || exit 1; done
 
