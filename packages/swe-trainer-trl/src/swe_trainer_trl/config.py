@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from swe_core.api.component import Config
 from swe_core.bundles import merged
 from swe_trainer_trl.normalization import Normalize
-from swe_trainer_trl.overlong import Overlong
+from swe_trainer_trl.overlong import AgentErrors, Overlong
 from swe_trainer_trl.presets import load_preset
 
 
@@ -202,6 +202,11 @@ class TRLConfig(Config):
         default="grade",
         description="attempts that a budget or max_tokens cut: grade: as graded; exclude: left out of their "
         "group; zero: reward 0 in their group",
+    )
+    agent_errors: AgentErrors = Field(
+        default="zero",
+        description="attempts whose agent failed after its first answered call: zero: their verdict counts, "
+        "or 0 without one; drop: left out of their group",
     )
     give_up_after: int = Field(
         default=4,

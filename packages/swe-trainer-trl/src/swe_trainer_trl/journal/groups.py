@@ -36,7 +36,7 @@ class Member:
     Args:
         rollout_id: The rollout.
         attempt: Number of the attempt, from 0.
-        reward: The reward; None without a verdict.
+        reward: The reward (`overlong.counted_reward`); None if it counts nowhere.
         chains: The token rows; empty without a verdict.
         oldest: Updates of the oldest policy that sampled an id; None without sampled ids.
         newest: Updates of the newest policy, likewise.

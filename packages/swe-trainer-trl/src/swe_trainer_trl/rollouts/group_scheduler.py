@@ -24,7 +24,7 @@ from swe_core.rollout.training_records import GROUPS_FILE, ClosedGroup, append_l
 from swe_core.system.plural import counted
 from swe_trainer_trl.journal.groups import Assessed, Member, assess, closed_group
 from swe_trainer_trl.journal.journal import Journal, OpenGroup
-from swe_trainer_trl.overlong import is_overlong
+from swe_trainer_trl.overlong import counted_reward, is_overlong
 from swe_trainer_trl.rollouts.attempts import Attempts
 from swe_trainer_trl.rollouts.messages import FeedOptions
 from swe_trainer_trl.rollouts.metrics import RolloutMetrics, most_frequent
@@ -176,7 +176,7 @@ class GroupScheduler:
         return Member(
             rollout.id,
             rollout.attempt,
-            rollout.reward,
+            counted_reward(finished, self._options.agent_errors),
             tuple(chains),
             min(updates, default=None),
             max(updates, default=None),

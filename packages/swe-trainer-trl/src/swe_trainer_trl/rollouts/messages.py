@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from swe_core.api.records import Record
-from swe_trainer_trl.overlong import Overlong
+from swe_trainer_trl.overlong import AgentErrors, Overlong
 
 Value = float | tuple[float, float]
 """A metric for TRL: a number, or a rate as numerator and denominator."""
@@ -24,6 +24,7 @@ class FeedOptions(Record):
         min_scored: Attempts with a verdict that a group needs.
         keep_without_spread: Whether groups with equal rewards are trained.
         overlong: What becomes of attempts that were cut short.
+        agent_errors: What becomes of attempts whose agent failed.
         give_up_after: Consecutive groups without a verdict, or without a trainable token, after which the
             run ends.
         groups_ahead: Groups that run or wait for the trainer.
@@ -39,6 +40,7 @@ class FeedOptions(Record):
     min_scored: int
     keep_without_spread: bool
     overlong: Overlong = "grade"
+    agent_errors: AgentErrors = "zero"
     give_up_after: int
     groups_ahead: int
     shuffle: bool

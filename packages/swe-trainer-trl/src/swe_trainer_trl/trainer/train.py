@@ -325,6 +325,7 @@ def _feed_options(job: TrainingJob, groups: int | None) -> FeedOptions:
         min_scored=config.min_scored,
         keep_without_spread=config.no_spread == "keep",
         overlong=config.overlong,
+        agent_errors=config.agent_errors,
         give_up_after=config.give_up_after,
         groups_ahead=ahead,
         shuffle=config.shuffle,
