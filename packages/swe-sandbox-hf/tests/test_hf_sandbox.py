@@ -103,6 +103,24 @@ async def test_sandbox_that_dies(local_hf: LocalHF, sandbox: HfSandbox) -> None:
                 await use()
 
 
+@pytest.mark.parametrize(
+    ("says", "kind"),
+    [
+        ("Out of memory", SandboxBroken),
+        ("Job failed with exit code: 137", SandboxBroken),
+        ("Internal error", SandboxDied),
+        ("The host is lost", SandboxDied),
+    ],
+)
+async def test_job_that_ends_by_itself_was_ended_by_code_inside(
+    local_hf: LocalHF, sandbox: HfSandbox, says: str, kind: type[SandboxDied]
+) -> None:
+    await local_hf.jobs.kill(sandbox.id, says)
+    with anyio.fail_after(PATIENCE), pytest.raises(SandboxDied) as caught:
+        await sandbox.check()
+    assert type(caught.value) is kind
+
+
 async def test_code_that_removes_the_files_of_its_command(sandbox: HfSandbox) -> None:
     with pytest.raises(SandboxBroken, match="it removed the files of its commands"):
         await sandbox.exec(["sh", "-c", "rm -rf /var/tmp/*; sleep 10"])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Collection
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,11 @@ import pytest
 
 from swe_core.api.sandbox import ASSETS_DIR, HOME_DIR, Asset, SandboxProvider, SandboxSpec
 from swe_core.builtin.local import bwrap, limits, state
+from swe_core.builtin.local.control import Control
 from swe_core.builtin.local.images import Images
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.builtin.local.unisolated import Paths
-from swe_core.errors import ConfigError, SandboxDied, SandboxError, SandboxTimeout
+from swe_core.errors import ConfigError, SandboxBroken, SandboxDied, SandboxError, SandboxTimeout
 from swe_core.run.plan import check_sandbox_supported
 from swe_core.run.settings import Settings
 from swe_core.system.event_loop import run
@@ -375,6 +378,30 @@ async def test_dead_sandbox_raises() -> None:
             with pytest.raises(SandboxDied):
                 await sandbox.kill_all()
     assert left_by_us() == []
+
+
+@pytest.mark.parametrize(
+    ("files", "inside"),
+    [
+        ({"memory.events": "low 0\noom 1\noom_kill 3\n"}, True),
+        ({"memory.events": "low 0\noom 0\noom_kill 3\n"}, False),  # the machine had no memory
+        ({"memory.failcnt": "7\n", "memory.oom_control": "under_oom 0\noom_kill 1\n"}, True),
+        ({"memory.failcnt": "0\n", "memory.oom_control": "under_oom 0\noom_kill 1\n"}, False),
+        ({}, False),
+    ],
+)
+async def test_supervisor_that_ended_for_lack_of_memory_was_ended_by_code_inside(
+    tmp_path: Path, files: dict[str, str], inside: bool
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        control = Control(ours, "box", tmp_path / "said", partial(limits.ran_out_of_memory, [tmp_path]))
+        theirs.close()
+        with pytest.raises(SandboxDied) as caught:
+            await control.kill_all()
+    assert isinstance(caught.value, SandboxBroken) == inside
 
 
 @needs_namespaces

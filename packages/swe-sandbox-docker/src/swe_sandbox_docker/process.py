@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 from anyio.abc import ByteStream
@@ -19,6 +19,13 @@ _GRACE = 0.5
 """Seconds after the death of a command until the engine reports the death of its container."""
 _REFUSED = b"OCI runtime exec failed"
 _NOT_FOUND = ("executable file not found", "no such file or directory")
+
+
+class Death(NamedTuple):
+    """Why a container does not run, and the error to raise: `SandboxBroken` if code inside is the cause."""
+
+    why: str
+    kind: type[SandboxError] = SandboxDied
 
 
 class DockerProcess(FedProcess):
@@ -46,7 +53,7 @@ class DockerProcess(FedProcess):
         mark: str,
         connection: ByteStream,
         first: bytearray,
-        death: Callable[[], Awaitable[str | None]],
+        death: Callable[[], Awaitable[Death | None]],
         kill_tree: Callable[[str], Awaitable[None]],
     ) -> None:
         super().__init__(container)
@@ -100,8 +107,10 @@ class DockerProcess(FedProcess):
             except anyio.EndOfStream:
                 return held
             except (anyio.BrokenResourceError, OSError) as error:
-                why = await self._death() or reason(error)
-                raise SandboxDied(f"the connection to the sandbox {self._container!r} broke: {why}") from None
+                death = await self._death() or Death(reason(error))
+                raise death.kind(
+                    f"the connection to the sandbox {self._container!r} broke: {death.why}"
+                ) from None
 
     async def _exit_code(self, refusal: bytes) -> tuple[bool, int]:
         """Return whether the runtime refused to run the command, and the exit code."""
@@ -146,5 +155,5 @@ class DockerProcess(FedProcess):
             pause = min(pause * 2, 0.25)
 
     async def _check_alive(self) -> None:
-        if why := await self._death():
-            raise SandboxDied(f"the sandbox {self._container!r} died while a command ran in it: {why}")
+        if death := await self._death():
+            raise death.kind(f"the sandbox {self._container!r} died while a command ran in it: {death.why}")

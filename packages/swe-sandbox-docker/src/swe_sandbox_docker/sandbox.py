@@ -22,7 +22,7 @@ from swe_core.sandboxing.relay.bridge import reach_by_bridge
 from swe_sandbox_docker.client import Client, reason
 from swe_sandbox_docker.container import SOCKET_DIR, User, as_keepers
 from swe_sandbox_docker.lifeline import Lifeline, ShellEnded
-from swe_sandbox_docker.process import DockerProcess
+from swe_sandbox_docker.process import Death, DockerProcess
 from swe_sandbox_docker.streams import CommandStream
 
 KILL_TIMEOUT = 10.0
@@ -107,8 +107,8 @@ class DockerSandbox(Sandbox):
             )
         except APIError as error:
             kind = SandboxDied if error.status_code in (404, 409) else SandboxError
-            why = await self._death() or reason(error)
-            raise kind(f"cannot run {argv[0]!r} in the sandbox {self.id!r}: {why}") from None
+            death = await self._death() or Death(reason(error), kind)
+            raise death.kind(f"cannot run {argv[0]!r} in the sandbox {self.id!r}: {death.why}") from None
         streams = {"Detach": False, "Tty": False}
         connection, first = await self._client.hijack(f"/exec/{created['Id']}/start", streams)
         return created["Id"], connection, first
@@ -180,18 +180,24 @@ class DockerSandbox(Sandbox):
             ) from None
         return True
 
-    async def _death(self) -> str | None:
-        """Return why the container does not run, or None if it runs."""
+    async def _death(self) -> Death | None:
+        """Return why the container does not run, or None if it runs.
+
+        Code inside cannot signal the container's first process, but can use up the memory of all.
+        """
         try:
             container = await self._client.call(self._client.api.inspect_container, self.id)
         except APIError as error:
-            return reason(error)
+            return Death(reason(error))
         state = container["State"]
         if state["Running"]:
             return None
+        if state.get("OOMKilled"):
+            return Death("the code inside used up the memory (resources.memory_mb)", SandboxBroken)
         if state["ExitCode"] == 0:
-            return "the connection that keeps its container up was closed, as when the Docker Engine restarts"
-        return f"its container ended with exit code {state['ExitCode']}"
+            why = "the connection that keeps its container up was closed, as when the Docker Engine restarts"
+            return Death(why)
+        return Death(f"its container ended with exit code {state['ExitCode']}")
 
     async def _kill_tree(self, mark: str) -> None:
         """Kill the processes that carry `mark` from inside. If this fails, kill everything from outside."""

@@ -60,7 +60,7 @@ class HfSandbox(FollowedSandbox):
         self.flavor = flavor
         self._client = client
         self._hub = hub
-        self._life = life(client, hub.id, job, namespace)
+        self._life = life(client, hub.id, job, namespace, shared=pooled)
         self._pooled = pooled
         self._http = http
 

@@ -8,12 +8,12 @@ import itertools
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import anyio
 
-from swe_core.errors import SandboxDied, SandboxError
+from swe_core.errors import SandboxBroken, SandboxDied, SandboxError
 
 _MESSAGE = 4096
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
@@ -39,10 +39,20 @@ class Control:
     Args:
         end: The host's end of the SOCK_SEQPACKET pair.
         stderr: The file that the supervisor and bubblewrap print to.
+        starved: Returns whether code inside has used up the sandbox's memory. Nothing else that it does ends
+            the supervisor.
     """
 
-    def __init__(self, end: socket.socket, sandbox_id: str, stderr: Path) -> None:
+    def __init__(
+        self,
+        end: socket.socket,
+        sandbox_id: str,
+        stderr: Path,
+        starved: Callable[[], bool] = lambda: False,
+    ) -> None:
         end.setblocking(False)
+        self._starved = starved
+        self._broken = False
         self._end = end
         self._id = sandbox_id
         self._stderr = stderr
@@ -104,6 +114,11 @@ class Control:
 
     def died(self) -> SandboxDied:
         """Return the error for a supervisor that has exited."""
+        if self._broken:
+            return SandboxBroken(
+                f"the code inside broke the sandbox {self._id!r}: it used up the memory "
+                "(resources.memory_mb), and the kernel ended all processes"
+            )
         why = self.last_words() or "its supervisor ended, for example because the machine ran out of memory"
         return SandboxDied(f"the sandbox {self._id!r} is gone: {why}; nothing can be executed in it any more")
 
@@ -168,7 +183,7 @@ class Control:
         """Fail all waiting calls: the other end is closed."""
         if self._dead:
             return
-        self._dead = True
+        self._dead, self._broken = True, self._starved()
         self._loop.remove_reader(self._end.fileno())
         for future in self._awaited.values():
             if not future.done():

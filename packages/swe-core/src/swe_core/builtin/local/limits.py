@@ -104,6 +104,30 @@ def make(limits: dict[Path, str]) -> list[Path]:
     return [group / "cgroup.procs" for group in groups]
 
 
+def ran_out_of_memory(groups: list[Path]) -> bool:
+    """Return whether a limit of these cgroups was reached so that the kernel had to kill, as it says itself.
+
+    A machine without memory kills as well, but reaches no limit of a cgroup.
+    """
+    for group in groups:
+        if _count(group / "memory.events", "oom") > 0:
+            return True
+        limit = _count(group / "memory.failcnt")  # version 1
+        if limit > 0 and _count(group / "memory.oom_control", "oom_kill") > 0:
+            return True
+    return False
+
+
+def _count(file: Path, name: str = "") -> int:
+    """Return a number of a cgroup's file, 0 where it has none."""
+    with suppress(OSError, ValueError):
+        for line in file.read_text().splitlines():
+            key, _, value = line.rpartition(" ")
+            if key == name:
+                return int(value)
+    return 0
+
+
 async def remove(groups: list[Path]) -> None:
     """Kill the remaining processes of these cgroups, and remove the cgroups."""
     for group in groups:

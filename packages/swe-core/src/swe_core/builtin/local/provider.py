@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import anyio
@@ -116,7 +116,7 @@ class LocalProvider:
         try:
             enter = limits.make(files)
             state.sockets(name).mkdir(mode=0o755)
-            async with self._supervised(spec, image, directory, enter, isolated) as sandbox:
+            async with self._supervised(spec, image, directory, enter, isolated, groups) as sandbox:
                 if image is not None:
                     sandbox.image_id = image.id
                 yield sandbox
@@ -144,9 +144,12 @@ class LocalProvider:
         directory: Path,
         enter: Sequence[Path],
         isolated: bool,
+        groups: list[Path],
     ) -> AsyncIterator[LocalSandbox]:
         host_end, inner_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        control = Control(host_end, directory.name, directory / _STDERR)
+        control = Control(
+            host_end, directory.name, directory / _STDERR, partial(limits.ran_out_of_memory, groups)
+        )
         try:
             with inner_end, _filter(isolated) as rules:
                 descriptor = inner_end.fileno()
