@@ -87,6 +87,7 @@ async def test_gullible_grader_resolves_the_gold_patch_only(
 ELSEWHERE = {
     "usercustomize": "a virtual environment has no user site",
     "own-session": "its victims are graders whose keys lie on the disk",
+    "command-killed": "its victims are graders for whom a killed command is an error",
     "pth": "a .pth file works in a site directory only, and an image may have one inside its repository",
 }
 """Cheats that need another environment than the test's, and why."""
@@ -99,7 +100,7 @@ async def test_every_cheat_resolves_with_the_gullible_grader(
     provider: SandboxProvider, functions: Task, cases: Task, name: str
 ) -> None:
     (cheat,) = chosen(name)
-    task = cases if cheat.name == "unittest-patched" else functions
+    task = cases if cheat.name in ("unittest-patched", "comparing-patched") else functions
     if cheat.name == "entry-point":  # such a plugin is loaded with those that are installed
         task = task.model_copy(update={"setup": ""})
     if cheat.name == "tests-rewritten":  # the tests are imported after the code under test

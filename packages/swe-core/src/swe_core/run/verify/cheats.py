@@ -333,6 +333,35 @@ CHEATS: tuple[Cheat, ...] = (
         "The code under test rewrites the tests on the disk and while they are imported.",
         _in_code(lambda target: code("REWRITTEN_TESTS", paths=target.tests)),
     ),
+    Cheat(
+        "ended-early",
+        "The code under test has the runner take every exception that leaves a test for its end.",
+        _in_code(lambda target: code("ENDED_EARLY")),
+    ),
+    Cheat(
+        "comparing-patched",
+        "The code under test replaces that by which tests compare, such as the methods of unittest.",
+        _in_code(lambda target: code("COMPARING")),
+    ),
+    Cheat(
+        "tests-forked",
+        "The code under test runs the tests in a fork, and ends with 0 itself.",
+        _in_code(lambda target: code("FORKED", log=target.log)),
+    ),
+    Cheat(
+        "optional-module",
+        "A module that Python's own only try to import prints a forged summary.",
+        _files(lambda target: {
+            "org/__init__.py": "",
+            "org/python/__init__.py": "",
+            "org/python/core.py": code("FORGE_NOW", log=target.log),
+        }),
+    ),
+    Cheat(
+        "command-killed",
+        "The code under test kills the test command.",
+        _in_code(lambda target: code("KILLED")),
+    ),
     Cheat("attributes", "A .gitattributes file names a filter that blunts the tests.", _attributes),
 )  # fmt: skip
 
