@@ -11,7 +11,7 @@ import hmac
 import re
 import secrets
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from swe_core.api.sandbox import HOME_DIR, Sandbox
@@ -57,9 +57,9 @@ class Report:
         statuses: Status of each test. A test that was collected and did not run has none.
         remote: Whether the tests of a session ran in other processes, where the reporter does not see what
             they raise.
-        odd: Contradictions to an honest run, one sentence each: a replaced part of the test runner, a canary
-            with the wrong end, a test whose report differs from what it raised. Some projects do such things
-            themselves, so a sentence counts only if a run with the reference does not give it too.
+        odd: Contradictions to an honest run, one sentence each, such as a replaced function that compares.
+            Some projects do such things themselves, so one counts only if the reference does not give it too.
+        evidence: Of passed tests, what their own code said but that it ran to its end.
     """
 
     sessions: int = 0
@@ -69,6 +69,7 @@ class Report:
     collected: frozenset[str] = frozenset()
     remote: bool = False
     odd: frozenset[str] = frozenset()
+    evidence: Mapping[str, str] = field(default_factory=dict)
 
 
 NOTHING_REPORTED = Report()
@@ -81,11 +82,15 @@ class Reporter:
     Args:
         runner: The test runner that the tests are written for.
         known: Git ids of the task's own files, by path in the repository.
+        first: Those of them that are run, which are compiled before code under test is loaded.
     """
 
-    def __init__(self, runner: Runner = "pytest", known: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, runner: Runner = "pytest", known: Mapping[str, str] | None = None, first: Iterable[str] = ()
+    ) -> None:
         self._runner = runner
         self._known = known or {}
+        self._first = [path for path in first if path in self._known]
         # A name of its own, so that nothing in a repository can stand before it
         self._name = f"_{secrets.token_hex(8)}" if runner == "pytest" else "sitecustomize"
         self._directory = f"{HOME_DIR}/.{secrets.token_hex(8)}"
@@ -96,6 +101,7 @@ class Reporter:
         self._statuses: dict[str, TestStatus] = {}
         self._collected: set[str] = set()
         self._odd: set[str] = set()
+        self._evidence: dict[str, str] = {}
         self._dropped = False
         self._text = 0
 
@@ -110,6 +116,7 @@ class Reporter:
             f"{self._name}.py": program(self._runner),
             "half": self._agreement.half.encode(),
             "known": known.encode(errors="surrogateescape"),
+            "first": "".join(f"{path}\n" for path in self._first).encode(errors="surrogateescape"),
         }
         await sandbox.put_archive(self._directory, packed(files))
 
@@ -193,17 +200,15 @@ class Reporter:
                 for test in fields:
                     if test not in self._collected and self._has_room(test, len(self._collected)):
                         self._collected.add(test)
-            case "p", [test]:  # each phase passed, and raised nothing
+            case "p", [test]:  # each phase passed, and its code came to its end
                 self._note(test, "PASSED")
             case "e", [test]:
                 self._note(test, "ERROR")
-            case "r", [_, _]:
-                pass  # says in time what the report of the phase repeats
-            case "t", [test, when, outcome, expected, raised, made, part]:
-                self._phase(session, test, when, outcome, expected == "1", raised, made, part == "1")
+            case "t", [test, when, outcome, expected, part, evidence]:
+                self._phase(session, test, when, outcome, expected == "1", part == "1", evidence)
             case "x", [what]:
                 self._strange(what)
-            case "z", [status, _, _, _]:
+            case "z", [status, _, _]:
                 session.exit_status = int(status)
             case _:
                 raise ValueError(kind)
@@ -215,29 +220,23 @@ class Reporter:
         when: str,
         outcome: str,
         expected: bool,
-        raised: str,
-        made: str,
         part: bool,
+        evidence: str,
     ) -> None:
-        """Record one phase of a test: its report, its exception, and the runner's outcome."""
+        """Record one phase of a test: its report, and what its own code says but that it came to its end."""
         if outcome == "rerun":
             return
-        failed = outcome not in ("passed", "skipped")
-        if failed:
+        if outcome not in ("passed", "skipped"):
             self._note(test, "FAILED" if when == "call" else "ERROR")
+        elif part:  # passing parts do not make a test pass
             return
-        if part:  # passing parts do not make a test pass
-            return
-        if "?" in (raised, made) and not session.remote:
-            self._strange(f"nobody saw the {when} of {test}")
-        honest = raised == made == "-" if outcome == "passed" else expected or "s" in (raised, made)
-        if not honest and not session.remote:
-            self._strange(f"the {when} of {test} failed and is reported as {outcome}")
-            self._note(test, "FAILED" if when == "call" else "ERROR")
         elif outcome == "skipped":
             self._note(test, "XFAIL" if expected else "SKIPPED")
-        elif when == "call":
-            self._note(test, "XPASS" if expected else "PASSED")
+        else:
+            if evidence and not session.remote and self._has_room(evidence, len(self._evidence)):
+                self._evidence.setdefault(test, evidence[:1000])
+            if when == "call":
+                self._note(test, "XPASS" if expected else "PASSED")
 
     def _note(self, test: str, status: TestStatus) -> None:
         if test in self._statuses or self._has_room(test, len(self._statuses)):
@@ -265,4 +264,5 @@ class Reporter:
             collected=frozenset(self._collected),
             remote=any(session.remote for session in sessions),
             odd=frozenset(self._odd),
+            evidence=self._evidence,
         )

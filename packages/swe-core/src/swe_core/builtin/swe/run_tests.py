@@ -11,6 +11,7 @@ import anyio
 
 from swe_core.api.sandbox import Sandbox
 from swe_core.api.task import Task
+from swe_core.builtin.swe.git_trees import ancestors
 from swe_core.builtin.swe.parsers import log_reader
 from swe_core.builtin.swe.report import FD, NOTHING_REPORTED, Report, Reporter
 from swe_core.errors import SandboxError
@@ -109,7 +110,9 @@ async def run_tests(
         SandboxError: The reporter could not be put there.
         SandboxDied: The sandbox went away.
     """
-    reporter = Reporter(log_reader(task.log_parser).runner, known)
+    conftests = {f"{above}/conftest.py".lstrip("/") for file in files for above in ("", *ancestors(file))}
+    first = (*sorted(conftests), *files)
+    reporter = Reporter(log_reader(task.log_parser).runner, known, first)
     await reporter.install(sandbox)
     run = await _run(sandbox, task, files, reporter, reporter.environment, timeout, log_bytes)
     if run.exit_code is not None and reporter.was_not_found(run.log):

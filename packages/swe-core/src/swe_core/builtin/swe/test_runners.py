@@ -10,12 +10,10 @@ from typing import Literal
 Runner = Literal["pytest", "unittest"]
 """The test runner that a program is for."""
 
+_SHARED = ("common.py", "modules.py", "evidence.py", "own_files.py", "watch.py")
 _PARTS: Mapping[Runner, Sequence[str]] = {
-    "pytest": (
-        *("common.py", "sources.py", "codes.py", "modules.py"),
-        *("pytest_watch.py", "pytest_items.py", "pytest_inside.py"),
-    ),
-    "unittest": ("common.py", "sources.py", "codes.py", "modules.py", "unittest_inside.py"),
+    "pytest": (*_SHARED, "pytest_inside.py"),
+    "unittest": (*_SHARED, "unittest_inside.py"),
 }
 # Pytest makes Python objects of a plugin's whole syntax tree before it compiles that. Here it is one string.
 _UNSEEN = '"""PYTEST_DONT_REWRITE"""\nexec(compile({source!r}, __file__, "exec"))\n'

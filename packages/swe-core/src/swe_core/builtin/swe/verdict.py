@@ -120,6 +120,9 @@ def read(task: Task, run: TestRun) -> TestOutcome:
     good = {test: status for test, status in ended.items() if status in _KEPT}
     tests = {test: status for test, status in good.items() if test not in phantoms}
     behind = meant(task.log_parser, renamed or found, tests)
+    evidence = {
+        name: text for one, text in report.evidence.items() for name in reader.rename({one: "PASSED"}) or ()
+    }
     discrepancies = [
         *_about_session(run, reader.runner),
         *_about_exit_code(run, found, reader.runner),
@@ -127,6 +130,7 @@ def read(task: Task, run: TestRun) -> TestOutcome:
         *(_about_counts(run, found) if report.complete else ()),
         *_about_log(tests, by_log, run.log if found and reader.runner == "pytest" else None),
         *_about_lenience(task, tests, behind, renamed or found),
+        *_about_evidence(behind, evidence),
         *(_about_shared(behind) if task.log_parser == "pytest" else ()),
         *_about_phantoms(phantoms),
     ]
@@ -286,6 +290,16 @@ def _about_lenience(
             yield Discrepancy(
                 f"{lenient}: {test}", f"{test!r} ends as {lenient} with this patch alone", test=test
             )
+
+
+def _about_evidence(
+    behind: Mapping[str, Sequence[str]], evidence: Mapping[str, str]
+) -> Iterator[Discrepancy]:
+    for name, tests in behind.items():
+        for test in tests:
+            if test in evidence:
+                what = f"{test}: {evidence[test]}"
+                yield Discrepancy(what, what, forged=True, test=name)
 
 
 def _about_shared(behind: Mapping[str, Sequence[str]]) -> Iterator[Discrepancy]:

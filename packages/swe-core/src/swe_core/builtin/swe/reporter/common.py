@@ -79,8 +79,8 @@ def take_stream(here):
 
 
 def read_known(here):
-    """The repository, with a slash at its end, and files of the task's own, by path: the git id of what each
-    has to hold."""
+    """The repository, with a slash at its end; files of the task's own, by path: the git id of what each has
+    to hold; those of them that are run."""
     known = {}
     with open(os.path.join(here, "root"), encoding="utf-8", errors="surrogateescape") as file:
         root = os.path.join(file.read()[:-1], "")
@@ -88,7 +88,9 @@ def read_known(here):
         for line in file:
             git_id, _, path = line[:-1].partition(" ")
             known[root + path] = git_id
-    return root, known
+    with open(os.path.join(here, "first"), encoding="utf-8", errors="surrogateescape") as file:
+        first = [root + line[:-1] for line in file if root + line[:-1] in known]
+    return root, known, first
 
 
 def forget(here):
@@ -161,47 +163,38 @@ def raw_code(value):
     return getattr(raw_function(value), "__code__", None)
 
 
-def makings(value):
-    """What the function behind an entry is made of: its code, its defaults. Empty where it is none."""
-    function = raw_function(value)
-    if function is None:
-        return []
-    named = function.__kwdefaults__
-    return [function.__code__, function.__defaults__, named, *(named or {}).values()]
-
-
 def same(one, other):
     """Whether two tuples have the same objects: what these say of that themselves may be a lie."""
     return len(one) == len(other) and all(map(is_, one, other))
 
 
-def replaced(entries):
-    """The names of those entries of classes and modules that are not what they were."""
-    return [
-        where
-        for where, space, name, value, made in entries
-        if space.get(name, MISSING) is not value or not same(makings(value), made)
-    ]
-
-
-def make_look(send, watch):
-    """Functions: `odd` tells a thing once, `look` what `watch` names and who traces or profiles since now;
-    the `whole` is what takes longer too: the defaults of functions."""
+def make_odd(send):
+    """Functions: `odd` tells a thing once, `look_at_tracers` who traces or profiles since now."""
     told = set()
     gettrace, getprofile = sys.gettrace, sys.getprofile
-    tracers = (gettrace(), getprofile())
+    tracers = gettrace(), getprofile()
 
     def odd(what):
         if what not in told:
             told.add(what)
             send("x", what)
 
-    def look(whole=False):
-        for name in watch(whole):
-            odd("replaced " + name)
+    def look_at_tracers():
         for now, before, what in ((gettrace(), tracers[0], "trace"), (getprofile(), tracers[1], "profile")):
             if now is not None and now is not before:
                 kind = type(now) if getattr(now, "__qualname__", None) is None else now
                 odd("%s function %s.%s" % (what, kind.__module__, kind.__qualname__))
 
-    return odd, look
+    return odd, look_at_tracers
+
+
+def guarded(odd, function):
+    """A function that tells where it fails, as it may with another test runner, and lets the run go on."""
+
+    def call(*args):
+        try:
+            return function(*args)
+        except Exception as error:  # another one than was thought of
+            odd("%s in %s" % (type(error).__name__, function.__name__))
+
+    return call

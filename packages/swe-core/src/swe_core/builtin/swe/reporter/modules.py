@@ -8,13 +8,26 @@ import sys
 from types import ModuleType
 
 # Programs configure these: pytest records warnings, and many have loggers of their own.
+CONSTANT = (bool, int, float, str, bytes, tuple, frozenset)
 REPLACED_BY_ALL = ("logging", "sys", "warnings")
 
 
-def is_code(key, value):
-    """Whether a name of Python's library is there to be called, and neither to be replaced nor private."""
-    code = callable(value) or isinstance(value, (property, staticmethod, classmethod))
-    return code and not key.endswith("hook") and (key[:1] != "_" or key[:2] == "__")
+def is_fixed(key, value):
+    """Whether a name of Python's library is a constant or there to be called, and neither to be replaced nor
+    private."""
+    fixed = callable(value) or is_kind(value, (property, staticmethod, classmethod, *CONSTANT))
+    return fixed and not key.endswith("hook") and (key[:1] != "_" or key[:2] == "__")
+
+
+def is_kind(value, kinds):
+    """Whether it is an object of one of these types, whatever it says of that itself."""
+    return issubclass(type(value), kinds)
+
+
+def classes_of(name, space):
+    """The classes that a module of this name defines."""
+    found = list(space.values())
+    return [one for one in found if is_kind(one, type) and vars(one).get("__module__") == name]
 
 
 def below(root, place):
@@ -27,7 +40,7 @@ def spaces_of(name, module):
     yield name, vars(module)
     package = name.partition(".")[0]
     for key, value in list(vars(module).items()):
-        if isinstance(value, type) and str(value.__module__).partition(".")[0] == package:
+        if is_kind(value, type) and str(value.__module__).partition(".")[0] == package:
             yield name + "." + key, vars(value)
 
 
@@ -53,7 +66,7 @@ def make_imports(root, known, odd):
             elif spaces is not None:
                 for where, space, was in spaces if name not in REPLACED_BY_ALL else ():
                     for key, value in was.items():
-                        if space.get(key) is not value and is_code(key, value):
+                        if space.get(key) is not value and is_fixed(key, value):
                             odd("replaced %s.%s" % (where, key))
             elif type(module) is ModuleType and not below(root, getattr(module, "__file__", None) or ""):
                 for where, space in spaces_of(name, module):
@@ -62,3 +75,70 @@ def make_imports(root, known, odd):
                             odd("replaced %s.%s" % (where, key))
 
     return inspect_imports
+
+
+def make_places(root, known, odd):
+    """Functions that tell of modules of the repository where other ones are expected: `look` names those that
+    Python finds before installed ones, and those that what is not of the repository asked for by name."""
+    getframe, told = sys._getframe, set()
+    asked = {}  # by name of the module: who asked for it
+
+    class Asked:
+        """A finder that finds nothing."""
+
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            frame = getframe(1)
+            while frame is not None and "importlib" in frame.f_code.co_filename:
+                frame = frame.f_back
+            if frame is not None and name not in asked:
+                names = frame.f_code.co_names  # a name that was computed is in none
+                if any(one == name or one.startswith(name + ".") for one in names):
+                    asked[name] = frame.f_code.co_filename
+
+    def is_product(module):
+        place = getattr(module, "__file__", None) or ""
+        return type(place) is str and below(root, place) and place not in known
+
+    def look():
+        for name in early:
+            odd("%s of the repository was imported before the tests" % name)
+        for name in sorted(set(shadowed(root)) - told):
+            told.add(name)
+            odd("the repository has a module %s in the place of an installed one" % name)
+        for name, place in list(asked.items()):
+            if not below(root, place) and is_product(sys.modules.get(name)):
+                odd("%s of the repository was imported by %s" % (name, os.path.basename(place)))
+
+    early = [name for name, module in list(sys.modules.items()) if name != "__main__" and is_product(module)]
+    sys.meta_path.insert(0, Asked)
+    return look
+
+
+def shadowed(root):
+    """Modules of the repository that Python finds before installed ones, which pytest or a plugin of it may
+    be about to load."""
+    ours = {}
+    for place in map(os.path.abspath, sys.path):
+        inside = os.path.join(place, "").startswith(root) and "site-packages" not in place
+        for name in modules_in(place):
+            if inside:
+                ours[name] = place
+            elif name in ours and is_module(ours[name], name) and is_module(place, name):
+                yield name
+
+
+def modules_in(place):
+    """The names of what may be modules in a directory."""
+    try:
+        entries = os.listdir(place)
+    except OSError:
+        return set()
+    return {
+        entry.partition(".")[0] for entry in entries if "." not in entry or entry.endswith((".py", ".so"))
+    }
+
+
+def is_module(place, name):
+    path = os.path.join(place, name)
+    return os.path.isfile(path + ".py") or os.path.isfile(os.path.join(path, "__init__.py"))

@@ -1,9 +1,8 @@
-# Reports the end of each test to the host. This part follows `pytest_items.py` and works with Python 3.6 and
+# Reports the end of each test to the host. This part follows `watch.py` and works with Python 3.6 and
 # pytest 3.10.
 #
 # mypy: ignore-errors
-# ruff: noqa: F821, RUF005, UP031 (names of the other parts; Python 3.6)
-import builtins
+# ruff: noqa: B905, F821, UP031 (names of the other parts; Python 3.6)
 import os
 import sys
 import time
@@ -11,7 +10,6 @@ import types
 import unittest
 
 import pytest
-from _pytest import python, runner
 from _pytest.assertion import rewrite
 
 NAME = __name__
@@ -19,85 +17,151 @@ NAME = __name__
 UNTESTED = frozenset(("-V", "--version", "-h", "--help", "--markers"))  # with which no session begins
 PHASES = ("setup", "call", "teardown")
 ROOM = 4000  # so many characters of ids are one event; the host takes no line above 64 KiB
-# What must fail, and at the end what must pass, made like a test of the task's own.
-CANARIES = (
-    ("assert", "    assert [1] == [2]\n", "failed f f"),
-    ("raise", "    raise ValueError('no')\n", "failed f f"),
-    ("raises", "    import pytest\n    with pytest.raises(ValueError):\n        pass\n", "failed f f"),
-    ("equal", "    import unittest\n    unittest.TestCase('run').assertEqual(1, 2)\n", "failed f f"),
-    ("true", "    import unittest\n    unittest.TestCase('run').assertTrue(0)\n", "failed f f"),
-    ("pass", "    pass\n", "passed - -"),
-)
+DIRECT = "get_direct_param_fixture_func"  # of what is no fixture, but a parameter
 
 
-def kind_of(error, expected=pytest.xfail.Exception, skipped=pytest.skip.Exception):
-    """How an exception ends a test: "-" none, "s" skipped, "x" expected to fail, "f" failed."""
-    if error is None:
-        return "-"
-    if isinstance(error, expected):
-        return "x"
-    if isinstance(error, skipped) or type(error).__name__ == "SkipTest":
-        return "s"
-    return "f"
+class Path(str):
+    """For pytest 4, which wants one of py.path."""
+
+    strpath = property(str)
 
 
-def make_hooks(send, hold, flush, root, known):
+def function_of(fixture):
+    """The function that `@pytest.fixture` stands before, of what a definition of a fixture has."""
+    function = getattr(fixture, "func", None)
+    function = getattr(getattr(function, "__pytest_wrapped__", None), "obj", function)
+    return getattr(function, "__func__", function)
+
+
+def given_to(item):
+    """The parameters of a test."""
+    spec = vars(item).get("callspec")
+    return {
+        **(getattr(spec, "funcargs", None) or {}),
+        **(getattr(spec, "params", None) or {}),
+    }  # before pytest 8
+
+
+def fixtures_of(item):
+    return getattr(vars(item).get("_fixtureinfo"), "name2fixturedefs", None) or {}
+
+
+def make_items(root, odd, label_of, is_product, end_of):
+    """Functions: `remember` what a test is given when it is collected, `arguments` compares what its code was
+    given. `judge` looks at a fixture, `made` takes what one gave, `gone` forgets it, `gives` takes what the
+    code of fixtures says that it gave."""
+    items, values, gave, judged, places = {}, {}, {}, {}, set()
+
+    def trust(manager):
+        """Take the files of pytest and of its plugins' packages."""
+        packages = {"_pytest", "pluggy"}
+        for plugin in manager.get_plugins():
+            name = plugin.__name__ if type(plugin) is types.ModuleType else type(plugin).__module__
+            packages.add(name.partition(".")[0])
+        for name, module in list(sys.modules.items()):
+            place = getattr(module, "__file__", None) or ""
+            if name.partition(".")[0] in packages and not below(root, place):
+                places.add(place)
+
+    def remember(item):
+        given = given_to(item)
+        items[id(item)] = item, given, {name: content(value) for name, value in given.items()}
+        if getattr(getattr(item, "dtest", None), "examples", None):
+            end_of(item.dtest, item.nodeid)
+
+    def judge(fixture):
+        """Say where the code under test defines a fixture."""
+        function = getattr(fixture, "func", None)
+        if judged.get(id(function)) is function:
+            return
+        judged[id(function)] = function
+        code = raw_code(function_of(fixture))
+        if code is None:
+            odd("the fixture %s is no function" % fixture.argname)
+        elif label_of(code) is None and code.co_filename not in places:
+            place = "the code under test" if is_product(code.co_filename) else code.co_filename
+            odd("the fixture %s of %s" % (fixture.argname, place))
+
+    def made(fixture, value):
+        values[id(fixture)] = fixture, value
+
+    def gone(fixture):  # what a fixture gave must not live longer than without us
+        values.pop(id(fixture), None)
+        code = raw_code(function_of(fixture))
+        gave.pop(code and label_of(code), None)
+
+    def gives(events):
+        for mark, value in events:
+            if mark.kind in "ry":
+                gave.setdefault(mark.label, set()).add(value)
+
+    def right(name, value, given, fixtures):
+        of = fixtures.get(name)
+        if name in given and (not of or getattr(function_of(of[-1]), "__name__", "") == DIRECT):
+            return value is given[name]
+        if not of:  # `request`, or what has a default
+            return True
+        code = raw_code(function_of(of[-1]))
+        said = gave.get(code and label_of(code))
+        return id(value) in said if said else value is values.get(id(of[-1]), (None, MISSING))[1]
+
+    def arguments(item, began):
+        """Say what of a test's arguments neither its parameters nor its fixtures gave."""
+        found = items.get(id(item))
+        if found is None or found[0] is not item:
+            odd("nobody saw that %s was collected" % item.nodeid)
+            return
+        _, given, contents = found
+        for name, value in given.items():
+            if content(value) != contents[name]:
+                odd("the parameter %s of %s is another one" % (name, item.nodeid))
+        for name, value in zip(began[0].names, began[1]) if began else ():
+            if not right(name, value, given, fixtures_of(item)):
+                odd("the argument %s of %s is another one" % (name, item.nodeid))
+        for name in getattr(item, "fixturenames", ()):
+            of = fixtures_of(item).get(name)
+            if of and name not in given and id(of[-1]) not in values:
+                odd("the fixture %s of %s did not run" % (name, item.nodeid))
+
+    return trust, remember, judge, made, gone, gives, arguments
+
+
+def make_hooks(send, hold, flush, root, known, first):
     """The plugin's hooks."""
-    executions = always_rewrite(known)
-    watch, forgive, configured, follow, watch_core = make_watch()
-    sessions = []
-    ended = {}
-    passed = []  # the id of a test, once for each of its phases that passed
-    odd, look = make_look(send, watch)
-    executed, inspect, inspect_rest, is_of_tests, wraps_product, again_case, instance = make_files(
-        root, known, odd, follow
+    sessions, ran, passed = [], {}, []  # `passed`: the id of a test, once for each of its phases that passed
+    evidence = {}  # what there is to say of a test whose call has ended, by id
+    odd, look_at_tracers = make_odd(send)
+    executed, look, look_at_all, modules, instance = make_own_files(root, known, odd)
+    compiled, label_of, tell, unfinished, is_product, events, end_of = make_evidence(
+        root, known, odd, executed
     )
-    guard = make_guard(root, known, odd, is_of_tests, wraps_product, again_case)
-    executions.append(guarded(odd, executed))
-    trust, remember, compare, judge_all, before_setup, before_call = (guarded(odd, one) for one in guard)
-    inspect, inspect_rest, instance = (guarded(odd, one) for one in (inspect, inspect_rest, instance))
-    forgive, configured, watch_core = (guarded(odd, one) for one in (forgive, configured, watch_core))
-    made = {}
-    on_canary = [False]
-    collected = [None]  # whose tests are collected
-    begun = [0]  # a look takes a fifth of a millisecond
+    inspect_imports, look_at_places = make_imports(root, known, odd), make_places(root, known, odd)
+    own = make_items(root, odd, label_of, is_product, end_of)
+    trust, remember, judge, made, gone, gives, arguments = (guarded(odd, one) for one in own)
+    current, reports = [None], [0]
     clock, written = time.monotonic, [0.0]  # a write wakes up the host
-    ran = []
-    reports = [0]
-    runtestprotocol = runner.runtestprotocol
+    tell_forks(odd, current)
+    watch, renew = make_watch(root)
+    compile_own = rewriting(compiled, known)
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_load_initial_conftests(early_config):
         sys.modules.pop(NAME, None)
-        forgive(root, early_config.pluginmanager.get_plugins())
         trust(early_config.pluginmanager)
+        if getattr(early_config.known_args_namespace, "assertmode", "rewrite") == "rewrite":
+            for path in first:  # before code under test is loaded
+                compile_own(path, early_config)
         yield
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(session):
         sessions.append(session)
-        configured()
         where = "remote" if is_remote(root, session.config) else "local"
         send("s", pytest.__version__, "%d.%d" % sys.version_info[:2], where)
-        look(whole=True)
+        tell_replaced(renew())
 
-    def watch_comparing():
-        """Watch modules for comparing values that were loaded since."""
-        for name in COMPARING:
-            module = sys.modules.get(name)
-            for where, space in spaces_of(name, module) if type(module) is types.ModuleType else ():
-                for key, value in list(space.items()):
-                    code = raw_code(value)
-                    ours = code is not None and below(root, code.co_filename)
-                    if ours or (code is None and key.startswith("assert") and callable(value)):
-                        odd("replaced %s.%s" % (where, key))
-                follow(where, space, [key for key, value in space.items() if raw_code(value) is not None])
-
-    def glance(item):
-        changed = watch_core(CORE) or []
-        if getattr(item, "cls", None) is not None:
-            changed += watch_core(CORE_OF_CASES) or []
-        for name in changed:
+    def tell_replaced(names):
+        for name in names:
             odd("replaced " + name)
 
     def tell_collected(names):
@@ -114,28 +178,29 @@ def make_hooks(send, hold, flush, root, known):
 
     def tell_passed():
         for place, test in enumerate(passed):
-            hold("t", test, PHASES[place], "passed", "0", "-", "-", "0")
+            hold("t", test, PHASES[place], "passed", "0", "0", "")
         del passed[:]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_itemcollected(item):
-        if item.parent is not collected[0]:
-            collected[0] = item.parent
-            judge_all(item.config, COLLECTING)
         remember(item)
-        inspect(item)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(session):
-        judge_all(session.config, COLLECTING)
-        watch_comparing()
-        inspect_rest()
+        tell_replaced(renew())
+        look_at_everything()
         tell_collected([item.nodeid for item in session.items])
+
+    def look_at_everything():
+        look_at_tracers()
+        look_at_places()
+        look_at_all()
+        inspect_imports(modules())
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(node, ids):
-        if "collected" not in ended:
-            ended["collected"] = True
+        if "collected" not in ran:
+            ran["collected"] = True
             tell_collected(ids)
 
     @pytest.hookimpl(tryfirst=True)
@@ -143,60 +208,76 @@ def make_hooks(send, hold, flush, root, known):
         if report.outcome == "failed":
             send("e", report.nodeid)
 
-    def watched(phase):
-        @pytest.hookimpl(hookwrapper=True, trylast=True)
-        def hook(item):
-            if phase != "teardown" and not on_canary[0]:
-                if phase == "setup":
-                    before_setup(item)
-                    if begun[0] % 64 == 0:  # not by the clock: what is seen must not hang on how fast code is
-                        look()
-                        judge_all(item.config, tuple(vars(item.config.pluginmanager.hook)))
-                    begun[0] += 1
-                if phase == "call":
-                    compare(item)
-                    before_call(item, made)
-                    glance(item)
-                    if isinstance(item, python.Function):
-                        ran[:] = [item]
-            outcome = yield
-            if phase == "call" and not on_canary[0]:
-                test = getattr(getattr(item, "obj", None), "__self__", None)
-                if isinstance(test, unittest.TestCase):
-                    instance(test, item.name)
-            error = outcome.excinfo
-            raised = kind_of(error[1] if error else None)
-            ended[item.nodeid, phase] = [raised, "?"]
-            if raised == "f" and not on_canary[0]:
-                send("r", item.nodeid, phase)
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_setup(item):
+        if len(ran) % 256 == 0:  # not by the clock: what is seen must not hang on how fast code is
+            tell_replaced(watch(True))
+        current[0] = item.nodeid
+        outcome = yield
+        evidence[item.nodeid, "setup"] = "its set-up failed" if outcome.excinfo else ""
+        if outcome.excinfo:
+            tell(None, failed=True)
 
-        return hook
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_call(item):
+        ran[item.nodeid] = ran.get(item.nodeid, 0) + 1
+        outcome = yield
+        failed = outcome.excinfo is not None
+        if failed:
+            tell(None, failed=True)
+        evidence[item.nodeid, "call"] = "it failed" if failed else evidence_of(item) or ""
+
+    @guarded_by(odd)
+    def evidence_of(item):
+        name = item.nodeid.replace("::()", "").partition("[")[
+            0
+        ]  # pytest before 4 has the brackets of classes
+
+        def is_own(label):
+            return label == name or label == item.nodeid or label.endswith("/" + name)
+
+        test = getattr(getattr(item, "obj", None), "__self__", None)
+        kind = type(test) if isinstance(test, unittest.TestCase) else None
+        text, began = tell(is_own, kind, hasattr(getattr(item, "obj", None), "hypothesis"))
+        arguments(item, began)
+        if ran[item.nodeid] > 1:
+            text += "; it ran again" if text else "it ran again"
+        if began and began[0].names[:1] == ["self"]:
+            instance(began[1][0], item.name.partition("[")[0])
+        look(str(getattr(item, "path", None) or item.fspath))
+        for what in watch(False, kind is not None):
+            odd("%s replaced %s" % (item.nodeid, what))
+        look_at_tracers()
+        return text
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(item):
+        outcome = yield
+        evidence[item.nodeid, "teardown"] = "its tear-down failed" if outcome.excinfo else ""
+        tell(None, failed=outcome.excinfo is not None)
+        current[0] = None
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_fixture_setup(fixturedef):
+        judge(fixturedef)
         outcome = yield
+        gives(events)
         if outcome.excinfo is None:
-            made[id(fixturedef)] = fixturedef, outcome.get_result()
+            made(fixturedef, outcome.get_result())
 
     @pytest.hookimpl(trylast=True)
     def pytest_fixture_post_finalizer(fixturedef):
-        made.pop(id(fixturedef), None)  # what a fixture gave must not live longer than without us
-
-    @pytest.hookimpl(hookwrapper=True, trylast=True)
-    def pytest_runtest_makereport(item, call):
-        yield
-        seen = ended.setdefault((item.nodeid, call.when), ["?", "?"])
-        seen[1] = kind_of(call.excinfo.value if call.excinfo is not None else None)
+        gone(fixturedef)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(report):
         reports[0] += 1
         test, when, outcome = report.nodeid, report.when or "", report.outcome
         part = "sub" in type(report).__name__.lower()  # of a test, by pytest-subtests or pytest 9
-        raised, made = ("?", "?") if part else ended.pop((test, when), ("?", "?"))
+        said = "" if part else evidence.pop((test, when), "nobody saw its %s" % when)
         expected = hasattr(report, "wasxfail")
         # A test whose phases all passed is one event, and many are one write; a failure is reported at once.
-        plain = outcome == "passed" and raised == made == "-" and not expected and not part
+        plain = outcome == "passed" and not said and not expected and not part
         if passed and not (plain and test is passed[0] and when == PHASES[len(passed)]):
             tell_passed()
         if plain and when == PHASES[len(passed)]:
@@ -208,124 +289,67 @@ def make_hooks(send, hold, flush, root, known):
                     flush()
                     written[0] = clock()
             return
-        tell = hold if outcome == "passed" and when in ("setup", "call") else send
-        tell("t", test, when, outcome, "1" if expected else "0", raised, made, "1" if part else "0")
-
-    def brief(error, style=None):
-        # The whole of it would have the source of each function on the way read.
-        error.traceback = error.traceback[-1:]
-        return error.getrepr(style="native")
-
-    def run_canary(session, example, name, body):
-        # The directories and classes around a test may have a set-up of their own, which is not run again.
-        chain = example.listchain()[:-1]
-        module = example.getparent(pytest.Module)
-        plain = module is not None and not any(
-            "setup" in vars(kind)
-            for node in chain
-            for kind in type(node).__mro__
-            if kind.__name__ not in ("Node", "object")
-        )
-        parent = module if plain else session
-        space = {
-            "__name__": getattr(getattr(module, "obj", None), "__name__", "test"),
-            "__builtins__": vars(builtins),
-        }
-        function = "%s_%s" % (getattr(example, "originalname", None) or "test_all", name)
-        where = str(getattr(example, "path", None) or example.fspath)
-        exec(compile("def %s():\n%s" % (function, body), where, "exec"), space)
-        make = getattr(python.Function, "from_parent", None)
-        info = {"name": function, "callobj": space[function]}
-        item = make(parent, **info) if make else python.Function(parent=parent, **info)
-        del item.fixturenames[:]
-        item.repr_failure = brief
-        item._preservedparent = object()  # before pytest 6, a test asks it for a set-up of each function
-        on_canary[0] = True
-        if parent is session:
-            session.obj = None  # before pytest 7.2, nose's set-up is looked for there
-        try:
-            found = [report for report in runtestprotocol(item, log=False) if report.when == "call"]
-        finally:
-            on_canary[0] = False
-            if parent is session:
-                del session.obj
-        seen = ended.pop((item.nodeid, "call"), ["?", "?"])
-        return " ".join([found[0].outcome if found else "unseen"] + seen)
+        tell_it = hold if outcome == "passed" and when in ("setup", "call") else send
+        tell_it("t", test, when, outcome, "1" if expected else "0", "1" if part else "0", said)
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_sessionfinish(session):
         yield
-        look(whole=True)
-        inspect_rest()
-        if not ran:
-            return
-        for name, body, wanted in CANARIES:
-            try:
-                result = run_canary(session, ran[0], name, body)
-            except Exception as error:  # whatever code under test made of the runner
-                result = type(error).__name__
-            if result != wanted:
-                odd("canary %s: %s" % (name, result))
+        tell(None)
+        unfinished()
+        tell_replaced(watch(True))
+        look_at_everything()
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure():
         tell_passed()
         for session in sessions:
-            status = session.exitstatus
-            send("z", "%d" % status, "%d" % session.testsfailed, "%d" % reports[0], "%d" % len(CANARIES))
+            send("z", "%d" % session.exitstatus, "%d" % session.testsfailed, "%d" % reports[0])
         del sessions[:]
 
-    return {
-        "pytest_load_initial_conftests": pytest_load_initial_conftests,
-        "pytest_sessionstart": pytest_sessionstart,
-        "pytest_itemcollected": pytest_itemcollected,
-        "pytest_collection_finish": pytest_collection_finish,
-        "pytest_xdist_node_collection_finished": pytest_xdist_node_collection_finished,
-        "pytest_collectreport": pytest_collectreport,
-        "pytest_fixture_setup": pytest_fixture_setup,
-        "pytest_fixture_post_finalizer": pytest_fixture_post_finalizer,
-        "pytest_runtest_setup": watched("setup"),
-        "pytest_runtest_call": watched("call"),
-        "pytest_runtest_teardown": watched("teardown"),
-        "pytest_runtest_makereport": pytest_runtest_makereport,
-        "pytest_runtest_logreport": pytest_runtest_logreport,
-        "pytest_sessionfinish": pytest_sessionfinish,
-        "pytest_unconfigure": pytest_unconfigure,
-    }
+    return {name: hook for name, hook in locals().items() if name.startswith("pytest_")}
 
 
-def guarded(odd, function):
-    """A function that tells where it fails, as it may with another pytest, and lets the run go on."""
+def guarded_by(odd):
+    return lambda function: guarded(odd, function)
 
-    def call(*args):
+
+def rewriting(compiled, known):
+    """Have pytest compile the task's own files with marks, whatever lies in `__pycache__`, where anybody can
+    write. Returns a function that does so with a file."""
+    with_source = "source" in rewrite.rewrite_asserts.__code__.co_varnames[:2]
+    honest, read, write = rewrite._rewrite_test, rewrite._read_pyc, rewrite._write_pyc
+    ours = []
+
+    def compile_own(path, config):
+        def rewritten(tree, source):
+            if with_source:
+                rewrite.rewrite_asserts(tree, source, path, config)
+            else:
+                rewrite.rewrite_asserts(tree, Path(path), config)
+
+        prefixes = tuple(one.rstrip("*") for one in config.getini("python_functions")) or ("test",)
         try:
-            return function(*args)
-        except Exception as error:  # another pytest than was thought of
-            odd("%s in %s" % (type(error).__name__, function.__name__))
+            code = compiled(path, rewritten, lambda *function: is_wanted(*function, prefixes=prefixes))
+        except Exception:  # a file that Python cannot read, as pytest will say
+            return None
+        ours.append(code)
+        return code
 
-    return call
+    def rewrite_test(*args):
+        config = next((one for one in args if hasattr(one, "getini")), None)
+        path = next((str(one) for one in args if one is not config), "")
+        code = compile_own(path, config) if path in known and config is not None else None
+        return honest(*args) if code is None else (os.stat(path), code)
 
+    def read_pyc(source, *rest, **more):
+        return None if str(source) in known else read(source, *rest, **more)
 
-def always_rewrite(known):
-    """Have pytest compile the task's own files, whatever lies in `__pycache__`, where anybody can write.
-    Returns a list of what to call with each module right after pytest has executed it."""
-    honest = getattr(rewrite, "_read_pyc", None)
-    if honest is not None:
-        rewrite._read_pyc = lambda source, *rest, **more: (
-            None if str(source) in known else honest(source, *rest, **more)
-        )
-    executions, execute = [], getattr(rewrite.AssertionRewritingHook, "exec_module", None)
+    def write_pyc(state, code, *rest):
+        return True if any(code is one for one in ours) else write(state, code, *rest)
 
-    def exec_module(self, module):
-        __tracebackhide__ = True  # of an error in the module
-        origin = getattr(module.__spec__, "origin", None)
-        execute(self, module)
-        for executed in executions:
-            executed(module, origin, self.config)
-
-    if execute is not None:  # before pytest 5 there is another one
-        rewrite.AssertionRewritingHook.exec_module = exec_module
-    return executions
+    rewrite._rewrite_test, rewrite._read_pyc, rewrite._write_pyc = rewrite_test, read_pyc, write_pyc
+    return compile_own
 
 
 def is_remote(root, config):
@@ -333,35 +357,6 @@ def is_remote(root, config):
     plugin = config.pluginmanager.getplugin("dsession")
     code = raw_code(getattr(type(plugin), "pytest_runtestloop", None))
     return code is not None and not below(root, code.co_filename)
-
-
-def shadowed(root):
-    """Modules of the repository that Python finds before installed ones, which pytest or a plugin of it may
-    be about to load."""
-    ours = {}
-    for place in map(os.path.abspath, sys.path):
-        inside = os.path.join(place, "").startswith(root) and "site-packages" not in place
-        for name in modules_in(place):
-            if inside:
-                ours[name] = place
-            elif name in ours and is_module(ours[name], name) and is_module(place, name):
-                yield name
-
-
-def modules_in(place):
-    """The names of what may be modules in a directory."""
-    try:
-        entries = os.listdir(place)
-    except OSError:
-        return set()
-    return {
-        entry.partition(".")[0] for entry in entries if "." not in entry or entry.endswith((".py", ".so"))
-    }
-
-
-def is_module(place, name):
-    path = os.path.join(place, name)
-    return os.path.isfile(path + ".py") or os.path.isfile(os.path.join(path, "__init__.py"))
 
 
 def begin():
@@ -372,12 +367,10 @@ def begin():
         if stream is None or not UNTESTED.isdisjoint(sys.argv[1:]):
             return {}
         name, half, key = agree(here)
-        say = make_send(name, key, stream)
-        root, known = read_known(here)
-        hooks = make_hooks(*say, root, known)
+        send, hold, flush = make_send(name, key, stream)
+        with_own_builtins(unittest.case)
+        hooks = make_hooks(send, hold, flush, *read_known(here))
         announce(stream, half)
-        for module in sorted(set(shadowed(root))):
-            say[0]("x", "the repository has a module %s in the place of an installed one" % module)
         return hooks
     except Exception:  # another Python or pytest: the log counts
         return {}
