@@ -76,8 +76,8 @@ class SandboxDied(SandboxError):
 class SandboxBroken(SandboxDied):
     """Code inside broke the sandbox, for example by removing files that the sandbox needs.
 
-    A provider raises it only if it knows that code inside is the cause. If an agent is the cause, the rollout
-    is unresolved and not an error.
+    A provider raises it only if its service or the kernel, and not the sandbox, says that code inside is the
+    cause. If an agent or a patch is the cause, the rollout is unresolved (`swe_core.api.blame`).
     """
 
 
