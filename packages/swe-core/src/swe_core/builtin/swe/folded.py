@@ -4,27 +4,47 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 _MAX_PIECE, _MAX_TEXT, _MAX_DEPTH = 2000, 10_000, 20
 _METHODS = frozenset(
     ("replace", "lower", "upper", "swapcase", "strip", "lstrip", "rstrip", "removeprefix", "removesuffix")
 )
+Known = str | list[ast.expr]
+_NOTHING: Mapping[str, Known] = MappingProxyType({})
 _GAP = re.compile(r"%s|\{\}")
 
 
-def folded(node: ast.expr) -> tuple[str | None, frozenset[int]]:
+def folded(node: ast.expr, known: Mapping[str, Known] = _NOTHING) -> tuple[str | None, frozenset[int]]:
     """Return the text of an expression of constants, and the ids of its inner nodes; None for other
     expressions.
 
-    Bytes are read as Latin-1.
+    Bytes are read as Latin-1. `known` says what names stand for: their text, or a list of expressions.
     """
-    parts: set[int] = set()
+    parts = _Parts(known)
     text = _fold(node, parts, 0)
     return text, frozenset(parts)
 
 
-def _fold(node: ast.expr, parts: set[int], depth: int) -> str | None:
+class _Parts(set[int]):
+    """The ids of inner nodes, and the names that are known."""
+
+    def __init__(self, known: Mapping[str, Known]) -> None:
+        self.known = known
+
+    def listed(self, node: ast.expr) -> list[ast.expr] | None:
+        known = self.known.get(node.id) if isinstance(node, ast.Name) else None
+        return (
+            node.elts
+            if isinstance(node, ast.List | ast.Tuple)
+            else known
+            if isinstance(known, list)
+            else None
+        )
+
+
+def _fold(node: ast.expr, parts: _Parts, depth: int) -> str | None:
     if depth > _MAX_DEPTH:
         return None
     below = depth + 1
@@ -33,10 +53,11 @@ def _fold(node: ast.expr, parts: set[int], depth: int) -> str | None:
             return text
         case ast.Constant(value=bytes(data)):
             return data.decode("latin-1")
-        case ast.Call(func=ast.Name(id="bytes" | "bytearray"), args=[ast.Tuple() | ast.List() as given]):
-            return _characters(given.elts)
-        case ast.Call(func=ast.Name(id="map"), args=[ast.Name(id="chr"), ast.Tuple() | ast.List() as given]):
-            return _characters(given.elts)
+        case (
+            ast.Call(func=ast.Name(id="bytes" | "bytearray"), args=[given])
+            | ast.Call(func=ast.Name(id="map"), args=[ast.Name(id="chr"), given])
+        ) if (listed := parts.listed(given)) is not None:
+            return _characters(listed)
         case ast.BinOp(op=ast.Add()):
             return _joined("", _sum(node, parts), parts, below)
         case ast.JoinedStr(values=values):
@@ -52,11 +73,15 @@ def _fold(node: ast.expr, parts: set[int], depth: int) -> str | None:
             0 <= number < 0x110000
         ):
             return chr(number)
-        case ast.Call(func=ast.Attribute(value=value, attr="join"), args=[ast.List() | ast.Tuple() as given]):
-            between = _fold(value, parts, below)
-            return None if between is None else _joined(between, given.elts, parts, below)
-        case ast.Call(func=ast.Attribute(value=ast.Constant(value=""), attr="join"), args=[given]):
-            return _fold(given, parts, below)
+        case ast.Call(func=ast.Attribute(value=value, attr="join"), args=[given]):
+            between, listed = _fold(value, parts, below), parts.listed(given)
+            if listed is not None:
+                return None if between is None else _joined(between, listed, parts, below)
+            return _fold(given, parts, below) if between == "" else None
+        case ast.Call(func=ast.Name(id="reversed"), args=[given]):
+            return (_fold(given, parts, below) or "")[::-1] or None
+        case ast.Name(id=name) if isinstance(known := parts.known.get(name), str):
+            return known
         case ast.Call(func=ast.Attribute(value=value, attr="format"), args=given, keywords=[]):
             return _filled(_fold(value, parts, below), given, parts, below)
         case ast.Call(func=ast.Attribute(value=value, attr="decode" | "encode")):
@@ -73,7 +98,7 @@ def _characters(given: list[ast.expr]) -> str | None:
     return "".join(map(chr, numbers))
 
 
-def _sum(node: ast.expr, parts: set[int]) -> list[ast.expr]:
+def _sum(node: ast.expr, parts: _Parts) -> list[ast.expr]:
     """Return the operands of a chain of `+`, without recursion: a chain may be long."""
     found = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -83,7 +108,7 @@ def _sum(node: ast.expr, parts: set[int]) -> list[ast.expr]:
     return [node, *reversed(found)]
 
 
-def _joined(between: str, given: list[ast.expr], parts: set[int], depth: int) -> str | None:
+def _joined(between: str, given: list[ast.expr], parts: _Parts, depth: int) -> str | None:
     if len(between) * len(given) > _MAX_TEXT:
         return None
     texts, room = [], _MAX_TEXT
@@ -96,7 +121,7 @@ def _joined(between: str, given: list[ast.expr], parts: set[int], depth: int) ->
     return between.join(texts)
 
 
-def _filled(template: str | None, given: list[ast.expr], parts: set[int], depth: int) -> str | None:
+def _filled(template: str | None, given: list[ast.expr], parts: _Parts, depth: int) -> str | None:
     if template is None or len(template) > _MAX_PIECE:
         return None
     texts = [_fold(one, parts, depth) for one in given]

@@ -257,7 +257,9 @@ async def prepare_tree(
         tests=digest_of_tests(trees, protection),
         own={path: entry.id for path, entry in own.items()},
         decisive=tuple(filter(protection.decides, own)),
-        suspicious=await anyio.to_thread.run_sync(added, before, after, names_of_tests(task)),
+        suspicious=await anyio.to_thread.run_sync(
+            added, before, after, names_of_tests(task), task.problem_statement
+        ),
         notes=(reference.note,) if reference.note else (),
     )
 
