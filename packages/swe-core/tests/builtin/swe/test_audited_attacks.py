@@ -14,7 +14,8 @@ from swe_core.api.grader import Grader
 from swe_core.api.sandbox import SandboxProvider
 
 from ...repositories import Repo, slow_but, swe_grader
-from .helpers import calc_task, with_and_without_import
+from .helpers import PYTEST, calc_task, with_and_without_import
+from .suites import PYTHON
 
 pytestmark = pytest.mark.anyio
 
@@ -570,7 +571,7 @@ async def test_attack_on_unittest_does_not_resolve(
         test_patch=repo.diff(f"cat >tests/test_calc.py <<'END'\n{IN_UNITTEST}END"),
         fail_to_pass=(f"tests.test_calc.AddTest.{test}",),
         pass_to_pass=("tests.test_calc.AddTest.test_a",),
-        test_command="python -m unittest -v",
+        test_command=f"{PYTHON} -m unittest -v",
         test_files=("tests/test_calc.py",),
         log_parser="unittest",
         setup="",
@@ -590,7 +591,7 @@ async def test_hooks_are_watched_in_any_working_directory(
         grader,
         code,
         setup="export PYTHONPATH=/testbed PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
-        test_command="cd tests && python -m pytest -rA -p no:cacheprovider",
+        test_command=f"cd tests && {PYTEST}",
         test_files=("test_calc.py",),
     )
     assert said == ["tests/test_calc.py::test_add: no code of its own ran"]
