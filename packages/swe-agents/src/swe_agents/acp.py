@@ -82,6 +82,9 @@ class AcpAgent(InteractiveAgent):
     def summary(self, request: ChatRequest) -> bool:
         return self._inner is not None and self._inner.summary(request)
 
+    def own(self, request: ChatRequest) -> bool:
+        return self._inner is not None and self._inner.own(request)
+
     async def converse(self, ctx: AgentContext, dialogue: AgentDialogue) -> None:
         """See `InteractiveAgent.converse`."""
         from swe_agents.acp_client import Ended, Session

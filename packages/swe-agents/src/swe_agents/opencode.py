@@ -89,7 +89,7 @@ class OpenCode(BundledAgent):
 
     def command(self, ctx: AgentContext) -> Sequence[str]:
         """Return the command. With a title given, it does not ask the model for one."""
-        run = ["run", "--format", "json", "--auto", "--thinking", "--title", ctx.task.instance_id]
+        run = ["run", "--format", "json", "--auto", "--thinking", "--title", "task"]
         return ["sh", "-c", _START, ctx.asset(self.name), *(["acp"] if self.acp else run)]
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:

@@ -208,7 +208,7 @@ async def test_unexpected_error_is_reported_in_the_dialect_once(
     assert record.exc_info is not None
     assert gate.token not in caplog.text
     assert isinstance(gate.failure, EngineProtocolError)
-    assert b'route="/rollout/{id}/v1/chat/completions",status="500"} 1.0' in server._metrics.text()
+    assert b'route="/rollout/{key}/v1/chat/completions",status="500"} 1.0' in server._metrics.text()
 
 
 async def test_unencodable_piece_breaks(server: InterceptionServer, caplog: pytest.LogCaptureFixture) -> None:

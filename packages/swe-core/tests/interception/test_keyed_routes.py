@@ -1,4 +1,4 @@
-"""Routes without `/rollout/{id}`, where the key names the rollout, and further routes of a server."""
+"""Routes without `/rollout/{key}`, where the key names the rollout, and further routes of a server."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ async def test_metrics_count_requests_and_tokens(server: InterceptionServer) -> 
     for family in text_string_to_metric_families(reply.text):
         for sample in family.samples:
             found[(sample.name, *sample.labels.values())] = sample.value
-    route = "/rollout/{id}/v1/chat/completions"
+    route = "/rollout/{key}/v1/chat/completions"
     expected: dict[tuple[Any, ...], float] = {
         ("swe_requests_total", route, "200"): 2,
         ("swe_requests_total", route, "400"): 1,

@@ -172,6 +172,15 @@ class AgentSpec(ABC):
         """
         return False
 
+    def own(self, request: ChatRequest) -> bool:
+        """Return whether an LLM call begins a conversation of the agent's own, such as one of a sub-agent.
+
+        Override it for conversations that the requests do not show to be the agent's: those whose first
+        message is no argument of an offered tool, and that repeat neither the prompt nor a reply. Compare
+        the system prompt; what it returns True for is trained. Must not raise for any request.
+        """
+        return False
+
     def parse_event(self, line: str) -> Sequence[AgentEvent]:
         """Convert one line of the agent's stdout to transcript events. Must not raise for any line."""
         return (AgentEvent(kind="text", text=line),) if line.strip() else ()

@@ -81,6 +81,11 @@ def summary(agent: AgentSpec, request: ChatRequest) -> bool:
     return _called(agent, "summary", _FLAG, "True or False", request)
 
 
+def own(agent: AgentSpec, request: ChatRequest) -> bool:
+    """Return whether an LLM call begins a conversation of the agent's own."""
+    return _called(agent, "own", _FLAG, "True or False", request)
+
+
 def parse_event(agent: AgentSpec, line: str) -> list[AgentEvent]:
     """Return the events of a line of the agent's standard output."""
     expected = "a list such as [AgentEvent(kind='text', text=line)]"

@@ -18,6 +18,8 @@ FORMAT_VERSION = 7
 """The format of a run directory, and the only one that this version reads."""
 UNDELIVERED = "undelivered"
 """Reason for dropping the ids of a reply that never reached the agent."""
+FOREIGN = "foreign"
+"""Reason for dropping the ids of a call that is not the agent's own."""
 SUMMARY = "summary"
 """Reason for dropping the ids of a summary at a compaction, if summaries are not trained."""
 EVALUATION = "evaluation"
@@ -162,6 +164,12 @@ class Undelivered(Record):
     undelivered: tuple[int, ...] = Field(
         description="indices of the turns whose complete reply reached no client and that no turn continues"
     )
+
+
+class Foreign(Record):
+    """A line after a rollout's turns, before that of `Undelivered`; missing if all calls are the agent's."""
+
+    foreign: tuple[int, ...] = Field(description="indices of the turns that are not the agent's own")
 
 
 class Phases(Record):

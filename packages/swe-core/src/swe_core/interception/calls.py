@@ -28,6 +28,8 @@ class Call:
         outcome: The complete reply or its error; None while the engine generates.
         delivered: Whether a client received the complete reply.
         abandoned: Whether the last listener left before the end, which cancels the generation.
+        early: Whether it began before the policy had said anything.
+        announced: Whether the agent's plugin says that the agent begins such conversations.
         ended: Set at the end.
     """
 
@@ -36,6 +38,8 @@ class Call:
         self.outcome: Completion | Exception | None = None
         self.delivered = False
         self.abandoned = False
+        self.early = False
+        self.announced = False
         self.ended = anyio.Event()
         self._pieces: list[Delta] = []
         self._listeners = 0

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import anyio
 import orjson
@@ -38,12 +37,14 @@ from swe_core.interception.budgets import RemainingBudget
 from swe_core.interception.calls import OVER, Call, Calls, RolloutOver
 from swe_core.interception.dialects.base import ParsedRequest
 from swe_core.interception.host_tools import Tools
+from swe_core.interception.own_calls import OwnCalls
 from swe_core.interception.redaction import redacted
 from swe_core.system.detached import apart
 from swe_core.system.redaction import Redactor
 
 if TYPE_CHECKING:
     from swe_core.interception.metrics import Metrics
+    from swe_core.tokens.foreign import Start
     from swe_core.tokens.token_log import TokenLog
 
 GONE = "the agent closed the connection before the reply was complete"
@@ -71,6 +72,7 @@ class Gate:
     """The LLM endpoint of one rollout.
 
     Attributes:
+        key: Names the rollout in its URLs. It is random: the agent learns no task and no attempt from it.
         path: The agent's base URL is the server's URL as seen from inside + `path`.
         exit_path: Path of the request by which the agent submits its work.
         token: The rollout's bearer token.
@@ -95,6 +97,7 @@ class Gate:
         session: EngineSession,
         on_turn: Callable[[Turn], None],
         on_undelivered: Callable[[Sequence[int]], None],
+        on_foreign: Callable[[Sequence[int]], None] | None,
         tasks: TaskGroup,
         budgets: Budgets,
         metrics: Metrics,
@@ -102,10 +105,12 @@ class Gate:
         auxiliary: Callable[[ChatRequest], str | None],
         summary: Callable[[ChatRequest], bool],
         summaries: bool,
+        own: Callable[[ChatRequest], bool],
     ) -> None:
         self.engine = engine
         self.session = session
-        root = f"/rollout/{quote(session.rollout_id, safe='')}"
+        self.key = secrets.token_hex(8)
+        root = f"/rollout/{self.key}"
         self.path = f"{root}/v1"
         self.exit_path = f"{root}/exit"
         self.token = _BEGINNING + secrets.token_urlsafe(32)
@@ -123,6 +128,12 @@ class Gate:
         self.spent_answers = 0
         self._on_turn = on_turn
         self._on_undelivered = on_undelivered
+        self._on_foreign = on_foreign
+        self._own = own
+        self._own_calls = OwnCalls()
+        self._starts: dict[int, Start] = {}
+        self._continued: set[int | None] = set()
+        self._answered = False
         self._tasks = tasks
         self._allowance = RemainingBudget(budgets)
         self._counting = anyio.Lock()
@@ -228,7 +239,7 @@ class Gate:
 
         Raises:
             EngineError: The rollout's first failure.
-            AgentError: The agent's `auxiliary` or `summary` failed.
+            AgentError: The agent's `auxiliary`, `summary` or `own` failed.
             RolloutOver: The rollout has ended.
         """
         self._check()
@@ -257,6 +268,8 @@ class Gate:
         try:
             auxiliary = self._auxiliary(request)
             summary = auxiliary is None and self._summary(request)
+            call.early = not (self._answered or any(one.pieces() for one in self._in_flight))
+            call.announced = not call.early and self._on_foreign is not None and self._own(request)
         except AgentError as error:
             self.fail(error)
             raise
@@ -270,7 +283,7 @@ class Gate:
         return call
 
     async def close(self) -> None:
-        """Refuse new calls, cancel those in flight, wait for them and drop undelivered replies.
+        """Refuse new calls, cancel those in flight, wait for them, and drop what is not trained.
 
         The wait is bounded whatever an engine does (`swe_core.system.detached`). Called by the server.
         """
@@ -281,12 +294,20 @@ class Gate:
             await self._closing.wait()
         await self.tools.close()
         try:
+            if self._token_log is not None and self._on_foreign is not None:
+                if foreign := self._token_log.drop_foreign(self._starts):
+                    self._on_foreign(foreign)
+                self._undelivered = {at: call for at, call in self._undelivered.items() if at not in foreign}
             if self._token_log is not None and (
                 lost := self._token_log.drop_undelivered([*self._not_delivered()])
             ):
                 self._on_undelivered(lost)
         except Exception as problem:  # as in _record
-            self.fail(EngineError(f"undelivered replies could not be recorded: {sentence(problem)}"))
+            self.fail(
+                EngineError(
+                    f"foreign calls or undelivered replies could not be recorded: {sentence(problem)}"
+                )
+            )
 
     def ledger(self, no_reward: str | None = None) -> Ledger | None:
         """Return the ledger of all tokens of the calls; None where the engine does not own the tokens.
@@ -375,7 +396,7 @@ class Gate:
         started_at: datetime,
         seconds: float,
     ) -> None:
-        tokens, error = self._tokens(ended, request)
+        tokens, error = self._tokens(ended, request, call)
         try:
             turn = self._turn(ended, request, dialect, started_at, seconds, tokens, error)
             self.usage = Usage(
@@ -414,7 +435,9 @@ class Gate:
         with suppress(Exception):  # the rollout's error says already that its record is incomplete
             self._on_turn(turn)
 
-    def _tokens(self, ended: _Ended, request: ChatRequest) -> tuple[TurnTokens | None, str | None]:
+    def _tokens(
+        self, ended: _Ended, request: ChatRequest, call: Call
+    ) -> tuple[TurnTokens | None, str | None]:
         """Return the exact tokens of a call, and its error. Inconsistent tokens fail the rollout."""
         if ended.sampled is None:
             return None, ended.error
@@ -425,6 +448,16 @@ class Gate:
             left_out = SUMMARY if request.summary and not self._summaries else None
             dropped = ended.dropped or request.auxiliary or left_out
             tokens = self._token_log.add(self.turns, ended.sampled, dropped, summary=request.summary)
+            if self._on_foreign is not None and request.auxiliary is None:
+                if tokens.base is None:
+                    start = self._own_calls.start(request, early=call.early, announced=call.announced)
+                    self._starts[self.turns] = start
+                elif tokens.base in self._continued and self._own_calls.repeats_a_reply(request, tokens.base):
+                    self._starts[self.turns] = "own"  # the agent has changed a part of its history
+                self._continued.add(tokens.base)
+                if isinstance(ended.outcome, Completion):
+                    self._answered = True
+                    self._own_calls.replied(self.turns, ended.outcome.message, request.summary)
             return tokens, ended.error
         except LedgerError as problem:
             failure: EngineError = problem

@@ -68,7 +68,7 @@ _CLOSED = 499
 """Status in logs for a request whose client left."""
 
 _ROUTES = {
-    f"/rollout/{{id}}{route.path}": (dialect, route) for dialect in DIALECTS for route in dialect.routes
+    f"/rollout/{{key}}{route.path}": (dialect, route) for dialect in DIALECTS for route in dialect.routes
 }
 _KEYED_ROUTES = {
     f"/{{prefix:(?:.*/)?}}{route.unversioned}": (dialect, route)
@@ -101,8 +101,8 @@ class InterceptionServer:
         keepalive: Seconds between the comments that keep a waiting stream alive. The first one comes within
             a second and commits the HTTP status: later errors of an engine are events.
         routes: Further routes of the server; a handler authorises its own requests.
-        keyed: Whether the dialects' paths are served without `/rollout/{id}` too, after any prefix. There the
-            token alone names the rollout.
+        keyed: Whether the dialects' paths are served without `/rollout/{key}` too, after any prefix. There
+            the token alone names the rollout.
 
     Attributes:
         token: The bearer token of `/metrics`; no sandbox has it.
@@ -128,6 +128,7 @@ class InterceptionServer:
         self._redactor = redactor or Redactor()
         self._keepalive = keepalive
         self._gates: dict[str, Gate] = {}
+        self._open_ids: set[str] = set()
         self._by_token: dict[bytes, Gate] = {}
         self._decoy = secrets.token_urlsafe(32)
         self._metrics = Metrics()
@@ -145,10 +146,10 @@ class InterceptionServer:
         for path, (dialect, route) in self._paths.items():
             answer = self._count if route.kind == "count" else self._generate
             app.router.add_post(path, partial(answer, dialect, route))
-        app.router.add_get("/rollout/{id}/v1/models", self._models)
-        app.router.add_get("/rollout/{id}/v1/tools", self._list_tools)
-        app.router.add_post("/rollout/{id}/v1/tools/{name}", self._run_tool)
-        app.router.add_post("/rollout/{id}/exit", self._exit)
+        app.router.add_get("/rollout/{key}/v1/models", self._models)
+        app.router.add_get("/rollout/{key}/v1/tools", self._list_tools)
+        app.router.add_post("/rollout/{key}/v1/tools/{name}", self._run_tool)
+        app.router.add_post("/rollout/{key}/exit", self._exit)
         app.router.add_get("/healthz", _healthz)
         app.router.add_get("/metrics", self._show_metrics)
         app.router.add_routes(self._routes)
@@ -196,6 +197,8 @@ class InterceptionServer:
         auxiliary: Callable[[ChatRequest], str | None] = lambda request: None,
         summary: Callable[[ChatRequest], bool] = lambda request: False,
         summaries: bool = True,
+        own: Callable[[ChatRequest], bool] = lambda request: False,
+        on_foreign: Callable[[Sequence[int]], None] | None = None,
     ) -> AsyncIterator[Gate]:
         """Register one rollout; leaving unregisters it and cancels its calls.
 
@@ -210,18 +213,22 @@ class InterceptionServer:
             auxiliary: Returns what a call is for, if it is not the policy's work (`AgentSpec.auxiliary`).
             summary: Returns whether a call asks for the summary of a compaction (`AgentSpec.summary`).
             summaries: Whether the tokens of such calls are trained; otherwise they are dropped as `summary`.
+            own: Returns whether a call begins a conversation of the agent's own (`AgentSpec.own`).
+            on_foreign: Called on leaving, before `on_undelivered`, with the indices of the turns that are not
+                the agent's own and so not trained, if there are any. None: all calls are the agent's.
 
         Raises:
             ValueError: A session with this `rollout_id` is open.
             EngineError: On leaving: `engine.end` failed.
         """
-        if session.rollout_id in self._gates:
+        if session.rollout_id in self._open_ids:
             raise ValueError(f"the rollout {session.rollout_id!r} is registered already: ids are unique")
         gate = Gate(
             engine,
             session,
             on_turn,
             on_undelivered,
+            on_foreign,
             self._running(),
             budgets or Budgets(),
             self._metrics,
@@ -229,14 +236,17 @@ class InterceptionServer:
             auxiliary,
             summary,
             summaries,
+            own,
         )
         name = _digest(gate.token)
-        self._gates[session.rollout_id] = self._by_token[name] = gate
+        self._gates[gate.key] = self._by_token[name] = gate
+        self._open_ids.add(session.rollout_id)
         try:
             with self._metrics.rollouts.track_inprogress():
                 yield gate
         finally:
-            del self._gates[session.rollout_id], self._by_token[name]
+            del self._gates[gate.key], self._by_token[name]
+            self._open_ids.discard(session.rollout_id)
             with anyio.CancelScope(shield=True):
                 await gate.close()
             with raised_as(EngineError):
@@ -367,14 +377,14 @@ class InterceptionServer:
         return web.Response(body=self.metrics, headers={"Content-Type": CONTENT_TYPE})
 
     def _authorised(self, request: web.Request, dialect: Dialect | None = None) -> Gate:
-        """Return the gate of the request's id and key; the error does not say which of both is wrong.
+        """Return the gate of the request's path and token; the error does not say which of both is wrong.
 
         Args:
             dialect: Reads the key in its own header; None takes a key in the header of any dialect.
         """
-        if "id" not in request.match_info:
+        if "key" not in request.match_info:
             return self._named_by_key(request, dialect)
-        gate = self._gates.get(request.match_info["id"])
+        gate = self._gates.get(request.match_info["key"])
         keys = [one.key(request.headers, request.query) for one in ((dialect,) if dialect else DIALECTS)]
         offered = next((key for key in keys if key is not None), None)
         if offered is None and dialect is not None:

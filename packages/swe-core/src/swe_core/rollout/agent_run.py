@@ -97,6 +97,8 @@ async def run_agent(
                     partial(agent_contract.auxiliary, agent),
                     partial(agent_contract.summary, agent),
                     request.summaries,
+                    partial(agent_contract.own, agent),
+                    folder.add_foreign,
                 )
             )
             run.gate = gate

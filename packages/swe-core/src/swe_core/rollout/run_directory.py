@@ -16,8 +16,10 @@ from pydantic import BaseModel, Field, ValidationError
 from swe_core.api.agent import AgentEvent
 from swe_core.api.chain import Chain
 from swe_core.api.records import (
+    FOREIGN,
     FORMAT_VERSION,
     UNDELIVERED,
+    Foreign,
     Outcome,
     Record,
     Rollout,
@@ -108,6 +110,11 @@ class RolloutFolder:
         """Append the last line of `turns.jsonl`: the calls whose replies never reached the agent."""
         with self._writing():
             self._turns.write(_line(Undelivered(undelivered=tuple(indices))))
+
+    def add_foreign(self, indices: Sequence[int]) -> None:
+        """Append to `turns.jsonl`, before `add_undelivered`, which calls are not the agent's own."""
+        with self._writing():
+            self._turns.write(_line(Foreign(foreign=tuple(indices))))
 
     def add_event(self, event: AgentEvent) -> None:
         """Append one event to `transcript.jsonl`."""
@@ -351,7 +358,7 @@ class RunDirectory:
         """Return the LLM calls of one rollout, in the order in which they ended.
 
         An incomplete last line is left out. The tokens of calls whose reply never reached the agent have
-        `UNDELIVERED` as their `dropped`.
+        `UNDELIVERED` as their `dropped`, those of calls that are not the agent's `FOREIGN`.
 
         Args:
             retried: `Retried.folder` of a failed attempt; empty for the last one.
@@ -360,12 +367,15 @@ class RunDirectory:
             UsageError: A line in the middle is damaged; the message names it.
         """
         path = self.path / FOLDERS / rollout_id / retried / TURNS_FILE
-        lines, lost = _whole_lines(path, self.path), frozenset[int]()
+        lines, lost = _whole_lines(path, self.path), dict[int, str]()
         if lines and lines[-1].startswith(b'{"undelivered":'):
             (last,) = _parsed(path, {len(lines): lines.pop()}, Undelivered, "a list of calls")
-            lost = frozenset(last.undelivered)
+            lost |= dict.fromkeys(last.undelivered, UNDELIVERED)
+        if lines and lines[-1].startswith(b'{"foreign":'):
+            (others,) = _parsed(path, {len(lines): lines.pop()}, Foreign, "a list of calls")
+            lost |= dict.fromkeys(others.foreign, FOREIGN)
         turns = _parsed(path, dict(enumerate(lines, 1)), Turn, "a recorded call")
-        return [_undelivered(turn) if turn.index in lost else turn for turn in turns]
+        return [_dropped(turn, lost[turn.index]) if turn.index in lost else turn for turn in turns]
 
     def events(self, rollout_id: str) -> list[AgentEvent]:
         """Return the transcript of one rollout; an incomplete last line is left out.
@@ -453,8 +463,8 @@ def _read_lines(path: Path, run: Path, model: type[M], what: str) -> list[M]:
     return _parsed(path, dict(enumerate(_whole_lines(path, run), 1)), model, what)
 
 
-def _undelivered(turn: Turn) -> Turn:
-    tokens = turn.tokens and turn.tokens.model_copy(update={"dropped": UNDELIVERED})
+def _dropped(turn: Turn, reason: str) -> Turn:
+    tokens = turn.tokens and turn.tokens.model_copy(update={"dropped": reason})
     return turn.model_copy(update={"tokens": tokens})
 
 

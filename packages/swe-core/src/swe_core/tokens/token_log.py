@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from swe_core.api.chain import Chain
 from swe_core.api.engine import ForkCause, Sampled
-from swe_core.api.records import UNDELIVERED, Ledger, TurnTokens
+from swe_core.api.records import FOREIGN, UNDELIVERED, Ledger, TurnTokens
 from swe_core.errors import LedgerError
 from swe_core.tokens.chains import ChainBuilder, Step
+from swe_core.tokens.foreign import Start, foreign_turns
 from swe_core.tokens.ledger import prove
 
 Ids = NDArray[np.int32]
@@ -85,14 +86,31 @@ class TokenLog:
         """
         continued = {step.base for step in self._steps}
         lost = [index for index in indices if index not in continued]
-        if lost:
-            self._chains = ChainBuilder()
-            self._steps = [
-                replace(step, dropped=UNDELIVERED) if step.index in lost else step for step in self._steps
-            ]
-            for step in self._steps:
-                self._chains.add(step)
+        self._drop(lost, UNDELIVERED)
         return lost
+
+    def drop_foreign(self, starts: Mapping[int, Start]) -> list[int]:
+        """Drop the turns that are not the agent's own. Call this after the last `add`.
+
+        Args:
+            starts: As in `swe_core.tokens.foreign.foreign_turns`.
+
+        Returns:
+            The indices of the turns that are trained no more.
+        """
+        foreign = foreign_turns(self._steps, starts)
+        lost = [step.index for step in self._steps if step.index in foreign and step.dropped is None]
+        self._drop(lost, FOREIGN)
+        return lost
+
+    def _drop(self, lost: Collection[int], reason: str) -> None:
+        if not lost:
+            return
+        gone = frozenset(lost)
+        self._chains = ChainBuilder()
+        self._steps = [replace(step, dropped=reason) if step.index in gone else step for step in self._steps]
+        for step in self._steps:
+            self._chains.add(step)
 
     def ledger(self, no_reward: str | None = None) -> Ledger | None:
         """Return the ledger of all tokens; None where no turn had any.

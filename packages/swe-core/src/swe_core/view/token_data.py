@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swe_core.api.messages import text_of
-from swe_core.api.records import EVALUATION, SUMMARY, Turn, TurnTokens, requests_of
+from swe_core.api.records import EVALUATION, FOREIGN, SUMMARY, Turn, TurnTokens, requests_of
 from swe_core.errors import LedgerError, UsageError
 from swe_core.report.facts import CAUSES
 from swe_core.report.finished import RolloutHead
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 REASONS: Mapping[str, str] = {
     "aborted": "the agent hung up, or the rollout ended, before the reply was delivered",
     "undelivered": "the reply was complete, but the agent never received it",
+    FOREIGN: "the call is not the agent's own: a command in its sandbox made it",
     "failed": "the engine failed during the call",
     "wall": "the rollout's time was over during the call",
     "forced": "the engine was made to give this reply: the policy did not choose it",
