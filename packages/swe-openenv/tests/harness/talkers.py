@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from swe_core import AgentContext, AgentSpec, Component, hookimpl
+from swe_core import AgentContext, AgentSpec, ChatRequest, Component, hookimpl
 from swe_core.api.grader import Grade, Graded, Grader
 from swe_core.api.sandbox import SandboxProvider, SandboxSpec
 from swe_core.api.task import Task
@@ -41,6 +41,10 @@ class Script(AgentSpec):
 
     def env(self, ctx: AgentContext) -> Mapping[str, str]:
         return {"BASE": ctx.base_url, "KEY": ctx.api_key} if self.dialect else {}
+
+    def own(self, request: ChatRequest) -> bool:
+        """Return whether it is the sub-agent's."""
+        return request.messages[0]["content"] == "Look it up."
 
 
 class Says:

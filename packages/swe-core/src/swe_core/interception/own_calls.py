@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _TELLING = 32
 """Characters from which a text that is found again is no chance."""
-_READ = 2**20
+_READ = 2**18
 """Characters of a request that are searched."""
 _REPLIES = 256
 """Latest replies that are looked for."""
@@ -132,6 +132,6 @@ def _orders(tools: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
 def _arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         arguments = json.loads(call["function"]["arguments"])
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, TypeError):  # a plugin's reply may be anything
         return {}
     return arguments if isinstance(arguments, dict) else {}
