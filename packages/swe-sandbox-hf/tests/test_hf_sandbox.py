@@ -103,6 +103,13 @@ async def test_sandbox_that_dies(local_hf: LocalHF, sandbox: HfSandbox) -> None:
                 await use()
 
 
+async def test_code_that_leaves_no_place_for_commands(sandbox: HfSandbox) -> None:
+    with suppress(SandboxBroken):  # it removes its own files, too
+        await sandbox.exec(["sh", "-c", 'rm -rf "$1" && : >"$1"', "sh", sandbox._base], cwd="/")
+    with pytest.raises(SandboxBroken, match="cannot run a command"):
+        await sandbox.exec(["true"])
+
+
 @pytest.mark.parametrize(
     ("says", "kind"),
     [

@@ -8,9 +8,10 @@ import pytest
 
 from swe_core.api.agent import AgentContext, AgentDialogue, AgentEvent, InteractiveAgent
 from swe_core.api.limits import Budgets
-from swe_core.api.sandbox import Stream
-from swe_core.errors import AgentError, SandboxDied
-from swe_core.sandboxing.interactive import InteractiveProcess
+from swe_core.api.sandbox import HOME_DIR, SandboxSpec, Stream
+from swe_core.builtin.local.provider import LocalProvider
+from swe_core.errors import AgentError, SandboxBroken, SandboxDied
+from swe_core.sandboxing.interactive import InteractiveProcess, interactive
 from swe_testing.agents import ScriptedModel, run_once
 
 pytestmark = pytest.mark.usefixtures("local_sandbox")
@@ -96,6 +97,14 @@ async def test_missing_program_of_a_dialogue_is_named() -> None:
     assert isinstance(trial.failure, AgentError)
     said = "the agent 'talker' cannot start, because its program 'no-such-agent' is missing in the sandbox: "
     assert str(trial.failure).startswith(said)
+
+
+async def test_input_that_code_inside_removed_breaks_the_sandbox() -> None:
+    async with LocalProvider().open(SandboxSpec()) as sandbox:
+        async with interactive(sandbox, ["sleep", "60"], cwd="/", env={}, directory=HOME_DIR) as process:
+            await sandbox.exec(["rm", "-rf", HOME_DIR])
+            with pytest.raises(SandboxBroken, match="cannot be written"):
+                await process.send(b"hello")
 
 
 async def test_dialogue_with_an_ended_process_ends_its_lines() -> None:

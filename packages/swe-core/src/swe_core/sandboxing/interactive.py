@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from swe_core.api.sandbox import Process, Sandbox, Stream
-from swe_core.errors import SandboxError
+from swe_core.errors import SandboxBroken, SandboxError
 from swe_core.system.detached import closed
 
 # The shell opens the pipe for reading and writing, so that neither side waits for the other, nor sees an end.
@@ -50,7 +50,8 @@ class InteractiveProcess:
 
         Raises:
             SandboxTimeout: The command does not read it.
-            SandboxError: It cannot be written.
+            SandboxBroken: It cannot be written: code inside removed the pipe or the shell.
+            SandboxError: The sandbox failed.
         """
         async with self._sending:
             await _run(self._sandbox, 'cat >"$1"', self._pipe, data)
@@ -81,4 +82,5 @@ async def _run(sandbox: Sandbox, script: str, pipe: str, data: bytes | None = No
     done = await sandbox.exec(["sh", "-c", script, "sh", pipe], cwd="/", stdin=data, timeout=_SENDING)
     if done.exit_code != 0:
         said = done.stderr.decode(errors="replace").strip() or f"exit code {done.exit_code}"
-        raise SandboxError(f"the standard input of a command in the sandbox cannot be written: {said}")
+        kind = SandboxError if data is None else SandboxBroken
+        raise kind(f"the standard input of a command in the sandbox cannot be written: {said}")

@@ -75,6 +75,7 @@ class FollowedSandbox(Sandbox):
         self._tasks = tasks
         self._base = ""  # directory of the files of its commands
         self._drop = ""
+        self._worked = False  # whether a command has run, so that what is missing now was there
         self._over: list[str] = []  # directories of finished commands, to be removed
         self._processes: WeakSet[FollowedProcess] = WeakSet()
         self._followers = anyio.CapacityLimiter(followers)
@@ -275,6 +276,7 @@ class FollowedSandbox(Sandbox):
                     failure: Exception | None = self._ended(process, code, complaint)
                 except Exception as error:  # `_translated` translates or raises it
                     failure = error
+                self._worked |= feed.started
                 feed.broken()
                 if feed.code is not None or failure is None:
                     break
@@ -290,7 +292,8 @@ class FollowedSandbox(Sandbox):
         if process.feed.code is not None:
             return None
         if code == _NOT_STARTED:
-            return SandboxError(f"cannot run a command in the sandbox {self.id!r}: {complaint}")
+            kind = SandboxBroken if self._worked else SandboxError
+            return kind(f"cannot run a command in the sandbox {self.id!r}: {complaint}")
         if code in (_GONE, _NEVER) and process.condemned:
             process.feed.code = _KILLED
             return None
