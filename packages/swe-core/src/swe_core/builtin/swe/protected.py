@@ -132,7 +132,9 @@ class Protection:
         if path.endswith(".pth") and posixpath.dirname(path) in self._search_dirs:
             return True
         return any(
-            module in _START_UP or (module in _SHADOWING and where in self._search_dirs)
+            module in _START_UP
+            or (module in _SHADOWING and where in self._search_dirs)
+            or (where, module) == ("", "__init__")  # pytest would import it, and name the tests after it
             for where, module in self._modules(path)
         )
 
