@@ -26,7 +26,7 @@ from rich.table import Table
 
 from swe_core.builtin.swe.suspicious import added
 
-RELEASES_LIMIT, FILES_LIMIT = 0.1, 0.02
+RELEASES_LIMIT, FILES_LIMIT = 0.07, 0.006
 PAIRS = """
 requests 2.31.0 2.32.3      flask 3.0.2 3.0.3           django 5.0.6 5.0.7          moto 5.0.10 5.0.11
 dask 2024.6.0 2024.6.1      pydantic 2.7.1 2.7.2        hydra-core 1.3.1 1.3.2      dvc 3.50.0 3.50.1

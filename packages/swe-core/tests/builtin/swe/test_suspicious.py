@@ -52,6 +52,9 @@ def test_what_the_issue_or_the_file_is_about_is_no_mark(kind: str) -> None:
     for source in ODD[kind]:
         assert kind not in {one.kind for one in added({}, {"a.py": source.encode()}, TESTS, USUAL[kind])}
         assert kind in {one.kind for one in added({}, {"a.py": source.encode()}, TESTS, "Sums are wrong")}
+    first, *_, last = (f"{source}\n".encode() for source in ODD[kind])
+    more = {one.kind for one in added({"a.py": first}, {"a.py": first + last}, TESTS)}
+    assert (kind in more) == (kind == "code from data")
 
 
 def test_honest_code_is_not_flagged() -> None:

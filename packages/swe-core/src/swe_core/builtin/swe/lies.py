@@ -47,18 +47,26 @@ def _lies(name: str, function: ast.FunctionDef | ast.Lambda, own: str) -> bool:
     for _ in range(2):
         for node in nodes:
             _follow(node, others, selves, constants)
+    if name in _SAME and any(
+        isinstance(one, ast.Yield | ast.YieldFrom)
+        or (isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store))
+        for one in nodes
+    ):
+        return True  # it makes itself equal, or returns a generator
     results = [node.value or ast.Constant(None) for node in nodes if isinstance(node, ast.Return)]
     if not results:
         return name == "__ne__" and not any(isinstance(one, ast.Raise | ast.Yield) for one in nodes)
-    shown = [one for one in results if not _names(one) & {"NotImplemented"}]
+    shown = [one for one in results if not (isinstance(one, ast.Name) and one.id == "NotImplemented")]
     if name in _OPERATORS:
         used = any(_names(one) & others for one in nodes)
         return bool(shown) and not used and not all(_is(one, None) for one in shown)
     lie = name != "__ne__"
-    truths = [_truth(one, constants) for one in results]
+    truths = [_truth(one, constants) if one in shown else None for one in results]
+    caught = [one for node in nodes for one in _caught(node)]
     flat = [
         truth is lie and not isinstance(one, ast.Constant) for one, truth in zip(results, truths, strict=True)
     ]
+    flat += [_truth(one.value, constants) is lie for one in caught if one.value]
     if any(flat) or all(truth is lie for truth in truths):
         return True
     tests = [*results, *_tests(nodes)]
@@ -116,6 +124,13 @@ def _tests(nodes: Iterable[ast.AST]) -> Iterator[ast.expr]:
                 yield test
 
 
+def _caught(node: ast.AST) -> Iterator[ast.Return]:
+    """Yield what is returned whether or not the comparison raised."""
+    match node:
+        case ast.ExceptHandler(body=body) | ast.Try(finalbody=body):
+            yield from (one for one in body if isinstance(one, ast.Return))
+
+
 def _names(node: ast.AST) -> set[str]:
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
@@ -145,6 +160,8 @@ def _truth(node: ast.expr, constants: dict[str, ast.expr], depth: int = 0) -> bo
     match node:
         case ast.Constant(value=value):
             return bool(value)
+        case ast.Name(id="NotImplemented"):
+            return True
         case ast.Name(id=name) if name in constants:
             return of(constants[name])
         case ast.NamedExpr(value=value):
@@ -157,7 +174,7 @@ def _truth(node: ast.expr, constants: dict[str, ast.expr], depth: int = 0) -> bo
             decides = isinstance(how, ast.Or)
             truths = [of(value) for value in values]
             return decides if decides in truths else None if None in truths else not decides
-        case ast.BinOp(op=ast.BitOr(), left=left, right=right):
+        case ast.BinOp(op=ast.BitOr() | ast.Add(), left=left, right=right):
             return True if True in (of(left), of(right)) else None
         case ast.IfExp(body=body, orelse=orelse):
             return truth if (truth := of(body)) == of(orelse) else None
@@ -175,6 +192,12 @@ def _truth(node: ast.expr, constants: dict[str, ast.expr], depth: int = 0) -> bo
             return of(values[at]) if at < len(values) else None
         case ast.Compare(left=left, ops=[how], comparators=[right]) if ast.dump(left) == ast.dump(right):
             return isinstance(how, ast.Eq | ast.Is | ast.LtE | ast.GtE)
+        case ast.Compare(
+            left=left, ops=[ast.In()], comparators=[ast.Tuple(elts=values) | ast.List(elts=values)]
+        ):
+            return True if ast.dump(left) in map(ast.dump, values) else None
+        case ast.Compare(ops=[ast.LtE() | ast.GtE()], comparators=[ast.Constant(value=bool())]):
+            return True
         case ast.Call(func=ast.Name(id="any"), args=[ast.Tuple(elts=values) | ast.List(elts=values)]):
             return True if True in map(of, values) else None
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[*_, value]) if (
