@@ -36,12 +36,12 @@ NAMES = _by_word(
         FileFinder PathFinder ModuleSpec spec_from_file_location spec_from_loader"""),
     (CODE, """
         __code__ __defaults__ __kwdefaults__ __closure__ cell_contents co_code co_consts co_names co_filename
-        CodeType CellType FunctionType __globals__ __builtins__"""),
+        CodeType CellType __globals__ __builtins__"""),
     (END, "_exit _run_exitfuncs interrupt_main"),
     (LATER, "addaudithook"),
     (PROCESS, "register_at_fork forkpty getppid killpg closerange dup2"),
     (MEMORY, "__array_interface__ __array_struct__ foreign_buffer ctypeslib as_ctypes pythonapi"),
-    (TEXT, "__import__ eval_str get_type_hints InteractiveInterpreter InteractiveConsole"),
+    (TEXT, "__import__ InteractiveInterpreter InteractiveConsole"),
     (DATA, "Unpickler find_class copyreg allow_pickle read_pickle unsafe_load full_load"),
     (RUNNER, """
         PYTEST_CURRENT_TEST PYTEST_ADDOPTS sitecustomize usercustomize _ShouldStop SkipTest testPartExecutor
@@ -67,7 +67,7 @@ PARTS = _by_word(
     (IMPORTS, "sys.path sys.modules"),
     (TEXT, "builtins.exec builtins.eval builtins.compile"),
     (DATA, "pickle.load pickle.loads joblib.load yaml.Loader yaml.UnsafeLoader"),
-    (LATER, "weakref.finalize signal.signal signal.setitimer signal.alarm signal.raise_signal"),
+    (LATER, "signal.signal signal.setitimer signal.alarm signal.raise_signal"),
     (PROCESS, "os.fork"),
     (END, "os.abort"),
     (RUNNER, "os.environ.values os.environ.items"),
