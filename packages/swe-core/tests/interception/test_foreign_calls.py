@@ -10,15 +10,18 @@ import pytest
 
 from swe_core.api.engine import ChatRequest, Completion, Emit, Engine, EngineSession, Sampled
 from swe_core.api.messages import message_key
+from swe_core.api.sandbox import SandboxSpec
+from swe_core.builtin.local.bwrap import SOCKET_DIR
+from swe_core.builtin.local.provider import LocalProvider
 from swe_core.interception.server import InterceptionServer
 from swe_core.report.token_audit import recount
+from swe_core.system import callers
 from swe_core.tokens.chains import chains_of
 from swe_testing.records import make_run
+from swe_testing.sandbox.base import PATIENCE
 
 from ..token_turns import make_sampled
 from .helpers import by_hand, who
-
-pytestmark = pytest.mark.anyio
 
 Messages = list[dict[str, Any]]
 ORDER = "Look for every caller of the function parse, and list them."
@@ -124,18 +127,55 @@ CHEATS: dict[str, tuple[list[Messages], dict[int, dict[str, Any]], list[int]]] =
 }  # fmt: skip
 
 
+def on(messages: Messages, number: int, text: str = "Go on.") -> Messages:
+    """What goes on from the reply `number` to `messages`."""
+    return [*messages, says(number), user(text)]
+
+
+# The same with evidence of processes: calls, replies, those by a late process, those that are foreign.
+COPY = [system(), user("I repeat what was said to the agent."), RUN, result(0, "passed")]
+LATE: dict[str, tuple[list[Messages], dict[int, dict[str, Any]], list[int], list[int]]] = {
+    "a fork longer than the agent's": (
+        [PROMPT, FORK, on(FORK, 1), on(on(FORK, 1), 2), NEXT, on(NEXT, 4)], {0: RUN}, [1, 2, 3], [1, 2, 3]),
+    "a fork by a command that never ends": (
+        [PROMPT, NEXT, on(NEXT, 1), on(on(NEXT, 1), 2)], {0: RUN}, [2, 3], [2, 3]),
+    "three conversations that repeat the agent's": (
+        [PROMPT, COPY, [*COPY[:-1], result(0, "2")], [*COPY[:-1], result(0, "3")], NEXT], {0: RUN},
+        [1, 2, 3], [1, 2, 3]),
+    "40,000 junk tokens on a fork": (
+        [PROMPT, FORK, on(FORK, 1), NEXT], {0: RUN, 1: says(1) | {"content": "x" * 40000}}, [1, 2], [1, 2]),
+    "a copy of the call from which the agent goes on": (
+        [PROMPT, NEXT, NEXT, on(NEXT, 1)], {0: RUN, 2: says(1)}, [2], []),
+    "what the plugin announces": (
+        [PROMPT, NEXT, [system("Announced"), user("a")], on([system("Announced"), user("a")], 2)], {0: RUN},
+        [2, 3], []),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("calls", "replies", "foreign"),
-    [pytest.param(*case, [], id=name) for name, case in HONEST.items()]
-    + [pytest.param(*case, id=name) for name, case in CHEATS.items()],
+    ("calls", "replies", "late", "foreign"),
+    [pytest.param(*case, None, [], id=name) for name, case in HONEST.items()]
+    + [pytest.param(*case, [], [], id=f"{name}, one process") for name, case in HONEST.items()]
+    + [pytest.param(*case, [*range(1, 9)], [], id=f"{name}, many") for name, case in HONEST.items()]
+    + [pytest.param(*case[:2], None, case[2], id=name) for name, case in CHEATS.items()]
+    + [pytest.param(*case[:2], case[2], case[2], id=f"{name}, late") for name, case in CHEATS.items()]
+    + [pytest.param(*case, id=name) for name, case in LATE.items()],
 )
 async def test_foreign_calls_are_not_trained(
     server: InterceptionServer,
     tmp_path: Path,
     calls: list[Messages],
     replies: dict[int, dict[str, Any]],
+    late: list[int] | None,
     foreign: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    agent, number = callers.boot_time() - 1, 0
+
+    def born(_: object) -> float | None:
+        return None if late is None else callers.boot_time() if number in late else agent
+
+    monkeypatch.setattr(callers, "born", born)
     run = make_run(tmp_path / "run")
     folder = run.folder("r1")
     policy = Policy([replies.get(number, says(number)) for number in range(len(calls))])
@@ -153,3 +193,57 @@ async def test_foreign_calls_are_not_trained(
     assert recount(turns) == gate.ledger()
     trained = {turn for chain in chains_of(turns) for turn in chain.turns}
     assert trained == set(range(len(calls))) - set(foreign)
+
+
+# Asks with what it is told: URL, token, messages; prints the messages that go on from the reply.
+_ASK = """
+import json, sys, urllib.request
+def ask(url, token, messages, more):
+    body = json.dumps({"messages": messages}).encode()
+    request = urllib.request.Request(url + "/chat/completions", body, {"Authorization": "Bearer " + token})
+    reply = json.load(urllib.request.urlopen(request, timeout=60))["choices"][0]["message"]
+    return messages + [{"role": "assistant", "content": reply["content"]}, {"role": "user", "content": more}]
+"""
+_COMMAND = (
+    _ASK
+    + """
+import glob, http.client, socket
+url, token, messages = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+fork = ask(url, token, ask(url, token, messages, "Mine."), "Mine too.")
+direct = http.client.HTTPConnection("relay")
+direct.sock = socket.socket(socket.AF_UNIX)
+direct.sock.connect(glob.glob(sys.argv[4] + "/*.sock")[0])
+body = json.dumps({"messages": fork})
+direct.request("POST", "/rollout" + url.partition("/rollout")[2] + "/chat/completions", body,
+               {"Authorization": "Bearer " + token})
+assert direct.getresponse().status == 200
+"""
+)
+_AGENT = (
+    _ASK
+    + """
+import subprocess
+url, token, command, sockets = sys.argv[1:]
+begun = ask(url, token, [{"role": "user", "content": "Fix it."}], "The result.")
+subprocess.run([sys.executable, "-c", command, url, token, json.dumps(begun), sockets], check=True)
+ask(url, token, begun, "")
+"""
+)
+
+
+@pytest.mark.usefixtures("local_sandbox")
+async def test_calls_by_a_command_are_not_the_agents_own(server: InterceptionServer) -> None:
+    """A longer fork, a part of it without the program of the relay."""
+    foreign: list[int] = []
+    async with LocalProvider().open(SandboxSpec(disk_mb=64)) as sandbox:
+        async with (
+            server.session(
+                Policy([says(number) for number in range(5)]), who(), lambda turn: None,
+                on_foreign=foreign.extend,
+            ) as gate,
+            sandbox.reach(server.url) as url,
+        ):  # fmt: skip
+            argv = ["python3", "-c", _AGENT, url + gate.path, gate.token, _COMMAND, SOCKET_DIR]
+            done = await sandbox.exec(argv, timeout=PATIENCE)
+            assert done.exit_code == 0, done.stderr
+    assert (gate.turns, foreign) == (5, [1, 2, 3])

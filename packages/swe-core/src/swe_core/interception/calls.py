@@ -30,6 +30,7 @@ class Call:
         abandoned: Whether the last listener left before the end, which cancels the generation.
         early: Whether it began before the policy had said anything.
         announced: Whether the agent's plugin says that the agent begins such conversations.
+        late: Whether only processes asked for it that began after the agent's first answer.
         ended: Set at the end.
     """
 
@@ -40,6 +41,7 @@ class Call:
         self.abandoned = False
         self.early = False
         self.announced = False
+        self.late = False
         self.ended = anyio.Event()
         self._pieces: list[Delta] = []
         self._listeners = 0

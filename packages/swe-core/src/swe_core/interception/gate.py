@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ from swe_core.interception.dialects.base import ParsedRequest
 from swe_core.interception.host_tools import Tools
 from swe_core.interception.own_calls import OwnCalls
 from swe_core.interception.redaction import redacted
+from swe_core.system.callers import TICK, boot_time
 from swe_core.system.detached import apart
 from swe_core.system.redaction import Redactor
 
@@ -134,6 +136,10 @@ class Gate:
         self._starts: dict[int, Start] = {}
         self._continued: set[int | None] = set()
         self._answered = False
+        self._births = [(-math.inf, math.inf)]  # when the agent's processes were born
+        self._late: set[int] = set()
+        self._excused: set[int | None] = set()
+        self._lives = False  # whether a process that began before the first answer goes on after it
         self._tasks = tasks
         self._allowance = RemainingBudget(budgets)
         self._counting = anyio.Lock()
@@ -168,6 +174,16 @@ class Gate:
     def start(self) -> None:
         """Start the wall budget: the agent starts."""
         self._allowance.start()
+
+    def start_again(self) -> None:
+        """Note that the agent's process starts again, so that it begins after the first answer."""
+        if self._births[-1][1] < math.inf:
+            self._births.append((boot_time(), math.inf))
+
+    def _speak(self) -> None:
+        """Note that the policy says something: what begins from now on may be its work."""
+        if self._births[-1][1] == math.inf:
+            self._births[-1] = self._births[-1][0], boot_time()
 
     async def failed(self) -> EngineError | AgentError:
         """Wait until the rollout cannot continue, and return the error."""
@@ -229,13 +245,20 @@ class Gate:
         self.reject(sentence(why))
 
     def submit_request(
-        self, key: bytes, asked: ParsedRequest, *, retried: bool, dialect: DialectName = "chat"
+        self,
+        key: bytes,
+        asked: ParsedRequest,
+        *,
+        retried: bool,
+        dialect: DialectName = "chat",
+        born: float | None = None,
     ) -> Call:
         """Return the call that answers a request: a new call, or the one that the request repeats.
 
         Args:
             key: Equal for requests of the same bytes.
             retried: Whether the client marks the request as a retry.
+            born: When the process was born that asks, in `boot_time`; None where unknown.
 
         Raises:
             EngineError: The rollout's first failure.
@@ -244,7 +267,9 @@ class Gate:
         """
         self._check()
         call = self._calls.find(key, retried=retried)
+        late = born is not None and not any(a - TICK <= born < b - TICK for a, b in self._births)
         if call is not None:
+            call.late = call.late and late
             self._metrics.replays.inc()
             return call
         self.called.set()
@@ -269,6 +294,7 @@ class Gate:
             auxiliary = self._auxiliary(request)
             summary = auxiliary is None and self._summary(request)
             call.early = not (self._answered or any(one.pieces() for one in self._in_flight))
+            call.late = late and not call.early
             call.announced = not call.early and self._on_foreign is not None and self._own(request)
         except AgentError as error:
             self.fail(error)
@@ -295,7 +321,8 @@ class Gate:
         await self.tools.close()
         try:
             if self._token_log is not None and self._on_foreign is not None:
-                if foreign := self._token_log.drop_foreign(self._starts):
+                late = self._late if self._lives else set[int]()
+                if foreign := self._token_log.drop_foreign(self._starts, late):
                     self._on_foreign(foreign)
                 self._undelivered = {at: call for at, call in self._undelivered.items() if at not in foreign}
             if self._token_log is not None and (
@@ -335,7 +362,13 @@ class Gate:
         outcome: Completion | Exception | None = None
         try:
             with self._metrics.in_flight.track_inprogress(), call.scope:
-                emit = call.emit if stream else None
+
+                async def spoken(delta: Delta) -> None:
+                    if request.auxiliary is None:
+                        self._speak()
+                    await call.emit(delta)
+
+                emit = spoken if stream else None
                 work = partial(complete, self.engine, request, self.session, emit)
                 outcome = redacted(await apart(work, "a call of the engine"), self._redactor)
         except Exception as error:  # the boundary that records any error of a plugin's engine
@@ -343,6 +376,8 @@ class Gate:
         finally:  # also where the server is cancelled: sampled tokens are recorded
             ended = self._ended(call, request, outcome)
             self._record(call, ended, request, dialect, started_at, time.monotonic() - started)
+            if isinstance(ended.outcome, Completion) and request.auxiliary is None:
+                self._speak()
             call.end(self.failure or ended.outcome)
             self._leave(call)
 
@@ -455,6 +490,12 @@ class Gate:
                 elif tokens.base in self._continued and self._own_calls.repeats_a_reply(request, tokens.base):
                     self._starts[self.turns] = "own"  # the agent has changed a part of its history
                 self._continued.add(tokens.base)
+                if call.announced or tokens.base in self._excused:
+                    self._excused.add(self.turns)
+                elif call.late:
+                    self._late.add(self.turns)
+                elif tokens.base is not None or self._starts[self.turns] == "own":
+                    self._lives = True
                 if isinstance(ended.outcome, Completion):
                     self._answered = True
                     self._own_calls.replied(self.turns, ended.outcome.message, request.summary)

@@ -52,6 +52,7 @@ from swe_core.interception.host_tools import BadArguments, ToolFailed, UnknownTo
 from swe_core.interception.metrics import CONTENT_TYPE, Metrics
 from swe_core.interception.redaction import RedactedPieces
 from swe_core.interception.sse import EventStream
+from swe_core.system import callers
 from swe_core.system.detached import closed
 from swe_core.system.http_server import LOOPBACK, serve
 from swe_core.system.redaction import Redactor
@@ -259,7 +260,11 @@ class InterceptionServer:
 
     async def _generate(self, dialect: Dialect, route: Route, request: web.Request) -> web.StreamResponse:
         async def answer(gate: Gate, key: bytes, asked: ParsedRequest) -> web.StreamResponse:
-            call = gate.submit_request(key, asked, retried=_is_retry(request), dialect=dialect.name)
+            peer = request.transport and request.transport.get_extra_info("peername")
+            born = callers.born(peer)
+            call = gate.submit_request(
+                key, asked, retried=_is_retry(request), dialect=dialect.name, born=born
+            )
             with call.listen() as listener, _writing(gate):
                 reply = dialect.reply(asked, gate.engine.model)
                 if asked.stream:

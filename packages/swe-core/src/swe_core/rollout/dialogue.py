@@ -57,6 +57,8 @@ class Dialogue:
             SandboxError: The sandbox failed.
         """
         agent, ctx = self._agent, self._ctx
+        if self._gate is not None:
+            self._gate.start_again()
         lines, received = anyio.create_memory_object_stream[bytes](_LINES)
         command, env = agent_contract.command(agent, ctx), agent_contract.env(agent, ctx)
         with raised_as(SandboxError):

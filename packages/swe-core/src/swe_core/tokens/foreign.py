@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ _OPENING = 8
 """Ids at the end of a prompt that may only open the reply."""
 
 
-def foreign_turns(steps: Sequence[Step], starts: Mapping[int, Start]) -> set[int]:
+def foreign_turns(steps: Sequence[Step], starts: Mapping[int, Start], late: Collection[int] = ()) -> set[int]:
     """Return the indices of the turns that are not the agent's.
 
     Of different continuations of one reply, the agent's is the one that most turns go on from, or the last.
@@ -27,11 +27,16 @@ def foreign_turns(steps: Sequence[Step], starts: Mapping[int, Start]) -> set[int
     Args:
         steps: In the order in which they ended, each after its base.
         starts: Of each turn without a base, "own" where missing; also of one that changed its history.
+        late: Turns that no process of the agent asked for. Those that the agent goes on from are its own.
     """
-    foreign: set[int] = set()
+    foreign = set(late)
+    for step in reversed(steps):
+        if step.index not in foreign and step.base is not None:
+            foreign.discard(step.base)
+    late = frozenset(foreign)
     later: dict[int, int] = defaultdict(int)  # turns that go on from a turn
     for step in reversed(steps):
-        if step.base is not None:
+        if step.base is not None and step.index not in late:
             later[step.base] += 1 + later[step.index]
     rivals: dict[int | None, list[Step]] = defaultdict(list)
     early = [step for step in steps if starts.get(step.index) == "early"]  # the agent's in any case
@@ -39,7 +44,7 @@ def foreign_turns(steps: Sequence[Step], starts: Mapping[int, Start]) -> set[int
         start = starts.get(step.index, "own" if step.base is None else "again")
         if start == "foreign":
             foreign.add(step.index)
-        elif start == "again" and step.dropped is None:
+        elif start == "again" and step.dropped is None and step.index not in late:
             rivals[step.base].append(step)
     for base, same in rivals.items():
         foreign |= _lost(same, later, early if base is None else ())

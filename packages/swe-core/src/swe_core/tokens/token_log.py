@@ -89,16 +89,17 @@ class TokenLog:
         self._drop(lost, UNDELIVERED)
         return lost
 
-    def drop_foreign(self, starts: Mapping[int, Start]) -> list[int]:
+    def drop_foreign(self, starts: Mapping[int, Start], late: Collection[int] = ()) -> list[int]:
         """Drop the turns that are not the agent's own. Call this after the last `add`.
 
         Args:
             starts: As in `swe_core.tokens.foreign.foreign_turns`.
+            late: As there.
 
         Returns:
             The indices of the turns that are trained no more.
         """
-        foreign = foreign_turns(self._steps, starts)
+        foreign = foreign_turns(self._steps, starts, late)
         lost = [step.index for step in self._steps if step.index in foreign and step.dropped is None]
         self._drop(lost, FOREIGN)
         return lost

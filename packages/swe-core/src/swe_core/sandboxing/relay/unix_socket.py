@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
+import struct
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -10,10 +13,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import anyio
-from anyio.abc import ByteStream, SocketStream, TaskGroup
+from anyio.abc import ByteStream, SocketAttribute, SocketStream, TaskGroup
 
 from swe_core.errors import PolicyRefused, SandboxError
 from swe_core.sandboxing.background import helper_task_group
+from swe_core.system import callers
 
 MAX_UNIX_PATH = 107
 """Bytes of the path of a unix socket on Linux."""
@@ -21,6 +25,11 @@ MAX_CONNECTIONS = 64
 """Connections that one sandbox may hold open: each costs the host two file descriptors. More wait."""
 _NAME = len("/00000000.sock")
 _CHUNK = 65536
+_CALLER = re.compile(rb"caller (?:(unknown)|(hidden)|([0-9]{1,12}\.[0-9]{2}) ([0-9]{1,12}\.[0-9]{2}))\n")
+_MAX_CALLER = 64
+_CALLER_TIMEOUT = 10.0
+_SAME_CLOCK = (-1.0, 60.0)
+"""Seconds by which the relay's clock may be behind: else its kernel is another one."""
 
 
 def address_of(endpoint: str) -> tuple[str, int]:
@@ -68,6 +77,8 @@ async def unix_listener(path: Path, endpoint: str) -> AsyncIterator[None]:
             "set TMPDIR to a shorter directory"
         )
 
+    witness = _Witness()
+
     async def connected(near: SocketStream) -> None:
         async with near:
             try:
@@ -75,7 +86,16 @@ async def unix_listener(path: Path, endpoint: str) -> AsyncIterator[None]:
             except OSError:
                 return  # the endpoint has exited; its client sees a connection that ends without an answer
             async with far:
-                await splice(near, far)
+                address = far.extra(SocketAttribute.raw_socket).getsockname()[:2]
+                try:
+                    born, first = await witness.hear(near)
+                    callers.note(address, born)
+                    await far.send(first)
+                    await splice(near, far)
+                except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+                    return  # one side broke off
+                finally:
+                    callers.note(address, None)
 
     places = anyio.Semaphore(MAX_CONNECTIONS)
 
@@ -100,6 +120,53 @@ async def unix_listener(path: Path, endpoint: str) -> AsyncIterator[None]:
             await listener.aclose()
         with suppress(FileNotFoundError):
             os.unlink(path)
+
+
+class _Witness:
+    """Believe what the relay's process says of callers: the first to connect, before a policy has acted."""
+
+    def __init__(self) -> None:
+        self._relay: tuple[int, str] | None = None
+        self._finds: bool | None = None  # whether it found the first caller
+
+    async def hear(self, near: SocketStream) -> tuple[float | None, bytes]:
+        """Return when the caller was born, as `callers.note` takes it, and the first bytes to carry."""
+        peer = _peer(near)
+        self._relay = self._relay or peer
+        if peer != self._relay:
+            return callers.HIDDEN, b""
+        data = b""
+        with anyio.move_on_after(_CALLER_TIMEOUT):
+            try:
+                while len(data) < _MAX_CALLER and b"\n" not in data:
+                    data += await near.receive(_MAX_CALLER)
+            except anyio.EndOfStream:
+                pass
+        said = _CALLER.match(data)
+        if self._finds is None:
+            self._finds = said is not None and said[3] is not None
+        if not peer[0]:  # another namespace, in which anybody looks like the relay
+            return None, data[said.end() :] if said else data
+        if said is None:
+            return callers.HIDDEN, data
+        born: float | None = None
+        if said[2] and self._finds:
+            born = callers.HIDDEN
+        elif said[3] and _SAME_CLOCK[0] <= callers.boot_time() - float(said[4]) <= _SAME_CLOCK[1]:
+            born = float(said[3])
+        return born, data[said.end() :]
+
+
+def _peer(near: SocketStream) -> tuple[int, str]:
+    """Return the process that connected, and its start: numbers of processes are used again."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return 0, ""
+    raw = near.extra(SocketAttribute.raw_socket)
+    pid = struct.unpack("3i", raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    try:
+        return pid, Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return pid, ""
 
 
 async def splice(near: ByteStream, far: ByteStream) -> None:

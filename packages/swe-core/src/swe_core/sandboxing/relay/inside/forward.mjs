@@ -9,6 +9,7 @@ const options = { allowHalfOpen: true, noDelay: true };
 
 const server = net.createServer(options, (near) => {
   const far = net.createConnection({ path, allowHalfOpen: true });
+  far.write("caller unknown\n"); // which process called: forward.py tells
   // pipe() carries back-pressure and the end of a direction; an error on one side breaks off the other.
   near.pipe(far);
   far.pipe(near);
