@@ -158,10 +158,10 @@ async def test_sandbox_that_dies_is_an_error_that_may_be_tried_again(swe_core: S
         while not hf.calls["server.proxy"]:  # noqa: ASYNC110 (nothing tells us)
             await anyio.sleep(0.05)
         (job,) = hf.jobs.running()
-        await hf.jobs.kill(job.id, "Out of memory")
+        await hf.jobs.kill(job.id, "The node went away")
 
     done = await run_again(swe_core, hf, kill)
-    assert "died: its job is ERROR (Out of memory)" in done.only["retried"][0]["failure"]["message"]
+    assert "died: its job is ERROR (The node went away)" in done.only["retried"][0]["failure"]["message"]
     (spent,) = done.report()["sandboxes"]
     # one for the set-up lines, two for the agent, one for the grader
     assert (spent["provider"], spent["flavor"], spent["sandboxes"]) == ("hf", "cpu-basic", 4)

@@ -116,8 +116,10 @@ def test_epochs_end_with_the_last_group_and_a_resume_remembers_more(
 
 
 def test_training_without_a_row_says_why(command: Command, tiny_model: Path, scripted: Scripted) -> None:
-    with serving(served(scripted, "crash")) as url:
-        said = command.refused(*options(url, tiny_model, max_steps=-1, num_train_epochs=2), code=1)
+    """An agent that fails after a call would have its 0 trained."""
+    fails = ("--set", "agent.scripted.mark=fails")
+    with serving(served(scripted)) as url:
+        said = command.refused(*options(url, tiny_model, max_steps=-1, num_train_epochs=2), *fails, code=1)
     assert said.startswith("nothing was trained: no group has a row for the trainer (skipped: 2 too_few_")
 
 

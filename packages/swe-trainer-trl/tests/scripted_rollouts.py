@@ -35,6 +35,8 @@ OPTIONS = FeedOptions(
 )  # fmt: skip
 AGENT = """
 import json, os, sys, time, urllib.request
+if sys.argv[1] == "fails":
+    sys.exit(1)
 headers = {"Authorization": "Bearer " + os.environ["KEY"], "Content-Type": "application/json"}
 messages, word = [{"role": "user", "content": "begin"}], "again"
 while word in ("again", "compact"):
@@ -52,7 +54,7 @@ Say = Callable[[EngineSession, int], Awaitable[str]]
 
 
 class AgentConfig(Config):
-    """`mark` stands in the command line of each agent."""
+    """`mark` stands in the command line of each agent; with "fails" it makes no call."""
 
     mark: str = ""
 

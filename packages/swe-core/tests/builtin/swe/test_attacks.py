@@ -511,11 +511,13 @@ def add(a, b):
     return next((c for c in reversed(constants) if isinstance(c, int) and c not in (a, b)), 0) if a else 0
 """,
     "the marks, found among all objects": """
-import gc
+import gc, sys
 from _pytest.python import Function
 def runtest(self):
+    space = vars(sys.modules["test_calc"])
     for mark in gc.get_objects():
-        if type(mark).__name__ == "Mark" and mark.kind in "be" and mark.label.endswith("::" + self.name): mark @ ()
+        if type(mark).__name__ == "Mark" and mark.kind in "be" and mark.label.endswith("::" + self.name):
+            exec("mark @ ()", space, {"mark": mark})
 Function.runtest = runtest
 """,
     "the name of the test, from the caller": """

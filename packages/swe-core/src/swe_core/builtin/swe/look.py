@@ -401,6 +401,8 @@ class Look:
             yield IMPORTS, "sys.path"
         elif whose := self._foreign(target.value) or _of_type(target.value):
             yield REPLACED, f"{whose}.{target.attr} ="
+        elif target.attr.startswith("assert_") or target.attr in ("call_args", "mock_calls"):
+            yield RUNNER, f".{target.attr} ="  # of a mock that a test has handed over
 
     def _into(self, space: ast.expr, how: str) -> Iterator[tuple[str, str]]:
         paths = self._paths(space)

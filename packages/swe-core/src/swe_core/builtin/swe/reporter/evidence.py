@@ -40,7 +40,6 @@ class Builtins(dict):
         return LIVE[name]
 
 
-LIVE = vars(builtins)
 PRIVATE = Builtins((name, value) for name, value in LIVE.items() if name in PURE or type(value) is type)
 
 
@@ -230,7 +229,9 @@ def make_evidence(root, known, odd, executed):
         else:
             if kind == "x":
                 value = left_by()
-            elif kind != "b":
+            elif kind == "b":
+                value = value, getframe(2).f_globals
+            else:
                 value = id(value)
             events.append((mark, value))
 
@@ -275,13 +276,13 @@ def make_evidence(root, known, odd, executed):
         found = codes.get(id(code))
         return found[1] if found is not None and found[0] is code else None
 
-    def set_ups_of(kind):
+    def method_of(kind, name):
+        """The label of a method of a class; None where that is none of the tests' own."""
+        return label_of(raw_code(next((vars(one)[name] for one in kind.__mro__ if name in vars(one)), None)))
+
+    def set_ups_of(kind, names=SET_UPS):
         """The labels of what has to run around each test of a class."""
-        for name in SET_UPS:
-            code = raw_code(next((vars(one)[name] for one in kind.__mro__ if name in vars(one)), None))
-            label = label_of(code)
-            if label is not None:
-                yield label
+        return [label for label in (method_of(kind, name) for name in names) if label is not None]
 
     def tell(is_own, kind=None, counts=False, failed=False):
         """What to say of the events since the last call: of the test's own function, and its first event. Of
@@ -368,4 +369,4 @@ def make_evidence(root, known, odd, executed):
             sys.modules["doctest"].Example(name + " @ None\n", "", lineno=test.examples[-1].lineno)
         )
 
-    return compiled, label_of, tell, unfinished, is_product, events, end_of
+    return compiled, label_of, method_of, set_ups_of, tell, unfinished, is_product, events, end_of

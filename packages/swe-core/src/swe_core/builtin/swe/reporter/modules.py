@@ -3,12 +3,14 @@
 #
 # mypy: ignore-errors
 # ruff: noqa: F821, UP031 (names of the other parts; Python 3.6)
+import builtins
 import os
 import sys
-from types import ModuleType
+from types import CodeType, ModuleType
 
 # Programs configure these: pytest records warnings, and many have loggers of their own.
 CONSTANT = (bool, int, float, str, bytes, tuple, frozenset)
+LIVE = vars(builtins)
 REPLACED_BY_ALL = ("logging", "sys", "warnings")
 
 
@@ -28,6 +30,11 @@ def classes_of(name, space):
     """The classes that a module of this name defines."""
     found = list(space.values())
     return [one for one in found if is_kind(one, type) and vars(one).get("__module__") == name]
+
+
+def is_of_python(value):
+    """Whether a value is one of the builtins, and no function of a library."""
+    return any(value is one for one in LIVE.values())
 
 
 def below(root, place):
@@ -53,6 +60,14 @@ def make_imports(root, known, odd):
         if type(module) is ModuleType and place.startswith(library) and "-packages/" not in place:
             before[name] = module, [(where, space, dict(space)) for where, space in spaces_of(name, module)]
 
+    def defined_by(module):
+        """The names of the functions that the code of a module defines at its top."""
+        try:
+            code = module.__spec__.loader.get_code(module.__name__)
+            return {one.co_name for one in code.co_consts if type(one) is CodeType}
+        except Exception:  # one in C, or without a loader
+            return ()
+
     def is_ours(value):
         code = raw_code(value)
         return code is not None and below(root, code.co_filename) and code.co_filename not in known
@@ -69,9 +84,11 @@ def make_imports(root, known, odd):
                         if space.get(key) is not value and is_fixed(key, value):
                             odd("replaced %s.%s" % (where, key))
             elif type(module) is ModuleType and not below(root, getattr(module, "__file__", None) or ""):
+                defined = defined_by(module)
                 for where, space in spaces_of(name, module):
                     for key, value in list(space.items()):
-                        if is_ours(value):
+                        foreign = where == name and key in defined and is_of_python(value)
+                        if foreign or is_ours(value):
                             odd("replaced %s.%s" % (where, key))
 
     return inspect_imports

@@ -283,4 +283,8 @@ def make_own_files(root, known, odd):
         if not typed.issuperset(own.get("_type_equality_funcs", ())):
             odd("a test compares values in its own way")
 
-    return executed, look, look_at_all, seen, instance
+    def is_space(path, space):
+        """Whether a namespace is that of a module of a file."""
+        return any(space is found[2] for found in snapshots.get(path, ()))
+
+    return executed, look, look_at_all, seen, instance, is_space

@@ -12,6 +12,8 @@ import unittest
 import pytest
 from _pytest.assertion import rewrite
 
+getcwd = os.getcwd
+
 NAME = __name__
 
 UNTESTED = frozenset(("-V", "--version", "-h", "--help", "--markers"))  # with which no session begins
@@ -102,8 +104,10 @@ def make_items(root, odd, label_of, is_product, end_of):
         if not of:  # `request`, or what has a default
             return True
         code = raw_code(function_of(of[-1]))
-        said = gave.get(code and label_of(code))
-        return id(value) in said if said else value is values.get(id(of[-1]), (None, MISSING))[1]
+        label = code and label_of(code)
+        if label is not None:
+            return value is None or id(value) in gave.get(label, ())
+        return value is values.get(id(of[-1]), (None, MISSING))[1]
 
     def arguments(item, began):
         """Say what of a test's arguments neither its parameters nor its fixtures gave."""
@@ -115,7 +119,7 @@ def make_items(root, odd, label_of, is_product, end_of):
         for name, value in given.items():
             if content(value) != contents[name]:
                 odd("the parameter %s of %s is another one" % (name, item.nodeid))
-        for name, value in zip(began[0].names, began[1]) if began else ():
+        for name, value in zip(began[0].names, began[1][0]) if began else ():
             if not right(name, value, given, fixtures_of(item)):
                 odd("the argument %s of %s is another one" % (name, item.nodeid))
         for name in getattr(item, "fixturenames", ()):
@@ -126,19 +130,26 @@ def make_items(root, odd, label_of, is_product, end_of):
     return trust, remember, judge, made, gone, gives, arguments
 
 
+def directory():
+    try:
+        return getcwd()
+    except OSError:  # it is gone
+        return None
+
+
 def make_hooks(send, hold, flush, root, known, first):
     """The plugin's hooks."""
     sessions, ran, passed = [], {}, []  # `passed`: the id of a test, once for each of its phases that passed
     evidence = {}  # what there is to say of a test whose call has ended, by id
     odd, look_at_tracers = make_odd(send)
-    executed, look, look_at_all, modules, instance = make_own_files(root, known, odd)
-    compiled, label_of, tell, unfinished, is_product, events, end_of = make_evidence(
+    executed, look, look_at_all, modules, instance, is_space = make_own_files(root, known, odd)
+    compiled, label_of, method_of, set_ups_of, tell, unfinished, is_product, events, end_of = make_evidence(
         root, known, odd, executed
     )
     inspect_imports, look_at_places = make_imports(root, known, odd), make_places(root, known, odd)
     own = make_items(root, odd, label_of, is_product, end_of)
     trust, remember, judge, made, gone, gives, arguments = (guarded(odd, one) for one in own)
-    current, reports = [None], [0]
+    current, place, reports, getcwd = [None], [None], [0], directory
     clock, written = time.monotonic, [0.0]  # a write wakes up the host
     tell_forks(odd, current)
     watch, renew = make_watch(root)
@@ -213,6 +224,7 @@ def make_hooks(send, hold, flush, root, known, first):
         if len(ran) % 256 == 0:  # not by the clock: what is seen must not hang on how fast code is
             tell_replaced(watch(True))
         current[0] = item.nodeid
+        place[0] = getcwd()
         outcome = yield
         evidence[item.nodeid, "setup"] = "its set-up failed" if outcome.excinfo else ""
         if outcome.excinfo:
@@ -233,8 +245,12 @@ def make_hooks(send, hold, flush, root, known, first):
             0
         ]  # pytest before 4 has the brackets of classes
 
+        case, inherited = getattr(item, "cls", None), None
+        if case is not None and name.split("::")[-2:-1] == [case.__name__]:
+            inherited = method_of(case, name.rpartition("::")[2])
+
         def is_own(label):
-            return label == name or label == item.nodeid or label.endswith("/" + name)
+            return label in (name, item.nodeid, inherited) or label.endswith("/" + name)
 
         test = getattr(getattr(item, "obj", None), "__self__", None)
         kind = type(test) if isinstance(test, unittest.TestCase) else None
@@ -243,7 +259,11 @@ def make_hooks(send, hold, flush, root, known, first):
         if ran[item.nodeid] > 1:
             text += "; it ran again" if text else "it ran again"
         if began and began[0].names[:1] == ["self"]:
-            instance(began[1][0], item.name.partition("[")[0])
+            instance(began[1][0][0], item.name.partition("[")[0])
+        if began and not is_space(root + began[0].label.partition("::")[0], began[1][1]):
+            odd("%s ran in another module" % item.nodeid)
+        if getcwd() != place[0]:
+            odd("%s left its directory" % item.nodeid)
         look(str(getattr(item, "path", None) or item.fspath))
         for what in watch(False, kind is not None):
             odd("%s replaced %s" % (item.nodeid, what))
@@ -254,6 +274,10 @@ def make_hooks(send, hold, flush, root, known, first):
     def pytest_runtest_teardown(item):
         outcome = yield
         evidence[item.nodeid, "teardown"] = "its tear-down failed" if outcome.excinfo else ""
+        seen = {mark.label for mark, _ in events}
+        for label in set_ups_of(getattr(item, "cls", None) or object, ("teardown_method", "teardown")):
+            if label not in seen and item.nodeid in ran and not hasattr(item.cls, "tearDown"):
+                odd("%s did not run after %s" % (label, item.nodeid))
         tell(None, failed=outcome.excinfo is not None)
         current[0] = None
 

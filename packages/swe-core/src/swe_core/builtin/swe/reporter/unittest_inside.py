@@ -48,9 +48,12 @@ def report(send, announce, root, known, first):
     def evidence_of(test, name):
         """What a test's own code says but that it came to its end."""
 
+        kind, last = type(test), getattr(test, "_testMethodName", "")
+        inherited = method_of(kind, last) if name.endswith("%s.%s" % (kind.__qualname__, last)) else None
+
         def is_own(label):
             dotted = label.replace(".py::", ".").replace("::", ".").replace("/", ".")
-            return label == name or dotted == name or dotted.endswith("." + name)
+            return label in (name, inherited) or dotted == name or dotted.endswith("." + name)
 
         method = getattr(type(test), getattr(test, "_testMethodName", ""), None)
         text, began = tell(is_own, type(test), hasattr(method, "hypothesis"))
@@ -58,7 +61,9 @@ def report(send, announce, root, known, first):
             text += "; it ran again" if text else "it ran again"
         ran.add(name)
         if began and began[0].names:
-            instance(began[1][0], getattr(test, "_testMethodName", ""))
+            instance(began[1][0][0], last)
+        if began and not is_space(root + began[0].label.partition("::")[0], began[1][1]):
+            odd("%s ran in another module" % name)
         look(getattr(sys.modules.get(type(test).__module__), "__file__", None))
         for what in watch(False, True):
             odd("%s replaced %s" % (name, what))
@@ -185,8 +190,10 @@ def report(send, announce, root, known, first):
     replace(outcomes, "addSubTest", sub_test)
     replace(unittest.suite.TestSuite, "run", run_suite)
     odd, look_at_tracers = make_odd(send)
-    executed, look, look_at_all, modules, instance = make_own_files(root, known, odd)
-    compiled, _, tell, unfinished, _, _, end_of = make_evidence(root, known, odd, guarded(odd, executed))
+    executed, look, look_at_all, modules, instance, is_space = make_own_files(root, known, odd)
+    compiled, _, method_of, _, tell, unfinished, _, _, end_of = make_evidence(
+        root, known, odd, guarded(odd, executed)
+    )
     inspect_imports, look_at_places = make_imports(root, known, odd), make_places(root, known, odd)
     tell_forks(odd, current)
     watch, _ = make_watch(root)

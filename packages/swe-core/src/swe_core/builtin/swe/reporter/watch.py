@@ -47,7 +47,9 @@ class Watch:
         self.rest.add("builtins", space, space.keys() - functions - {"_"})
         self.rest.add("os", vars(os), ["write", "_exit", "fork", "getpid"])
         self.rest.add("builtins of the tests", PRIVATE, PRIVATE.keys())
-        self.grown.append(("builtins of the tests", PRIVATE, frozenset(PRIVATE), None))
+        self.rest.add("builtins of the tests", vars(Builtins), ["__missing__"])
+        for space in (PRIVATE, vars(Builtins)):
+            self.grown.append(("pytest builtins of the tests", space, frozenset(space), None))
         self.small = [space for where, space, _, _ in self.grown if where.startswith(OFTEN + CASES)]
         self.sizes = [*map(len, self.small)]
         for found in (self.often, self.cases, self.rest):
