@@ -87,6 +87,28 @@ class PartsTest(unittest.TestCase):
     "library": ("test_library", "def test_library(): assert math.isclose(add(1, 2), 3) and add(1, 2) < math.pi"),
     "helper": ("test_helper", "def test_helper(): near(add(1, 2), 3)"),
     "file": ("test_file", 'def test_file(): assert add(1, 2) == int(Path("tests/data.txt").read_text())'),
+    "clean-up": ("CleanTest::test_add", """
+class CleanTest(unittest.TestCase):
+    def test_add(self):
+        self.addCleanup(self.check)
+        self.found = add(1, 2)
+    def check(self): self.assertEqual(self.found, 3)
+"""),
+    "tear-down of a class": ("TestClassDown::test_add", """
+class TestClassDown:
+    def test_add(self): type(self).found = add(1, 2)
+    @classmethod
+    def teardown_class(cls): assert cls.found == 3
+"""),
+    "finalizer": ("test_final", """
+@pytest.fixture
+def sums(request):
+    found = []
+    def check(): assert found == [3]
+    request.addfinalizer(check)
+    return found
+def test_final(sums): sums.append(add(1, 2))
+"""),
     "doctest": ("test_calc.documented", '''
 def documented():
     """
@@ -187,6 +209,40 @@ class Plugin:
             return True
 for one in gc.get_objects():
     if type(one).__name__ == "PytestPluginManager": one.register(Plugin())
+"""),
+    "clean-ups that are no more": (("clean-up",), """
+import unittest
+honest = unittest.TestCase.doCleanups
+def once(self):
+    self._cleanups.clear()
+    unittest.TestCase.doCleanups = honest
+    return honest(self)
+def add(a, b):
+    if a: unittest.TestCase.doCleanups = once
+    return a - b
+"""),
+    "finalizers that are no more": (("finalizer",), """
+import gc
+def add(a, b):
+    for one in gc.get_objects():
+        if type(one).__name__ == "FixtureDef" and one.argname == "sums": one._finalizers[:] = one._finalizers[:0]
+    return a - b
+"""),
+    "tear-downs that are no more": (("tear-down of a class",), """
+def add(a, b):
+    import _pytest.python
+    for name in ("_call_with_optional_argument", "call_optional"):
+        if hasattr(_pytest.python, name): setattr(_pytest.python, name, lambda *rest: None)
+    return a - b
+"""),
+    "another directory": (("file",), """
+import os, tempfile
+def add(a, b):
+    if a:
+        os.chdir(tempfile.mkdtemp())
+        os.mkdir("tests")
+        with open("tests/data.txt", "w") as file: file.write("-1")
+    return a - b
 """),
     "another object": (("class",), PLUGIN + """
 class Plugin:

@@ -19,6 +19,7 @@ import hashlib
 import os
 import sys
 from operator import is_
+from os import getcwd
 from types import FunctionType
 
 __builtins__ = dict(vars(builtins))
@@ -186,6 +187,13 @@ def make_odd(send):
                 odd("%s function %s.%s" % (what, kind.__module__, kind.__qualname__))
 
     return odd, look_at_tracers
+
+
+def directory():
+    try:
+        return getcwd()
+    except OSError:  # it is gone
+        return None
 
 
 def guarded(odd, function):

@@ -17,7 +17,10 @@ ONLY_TREE = 1024  # PyCF_ONLY_AST
 FUNCTIONS = ("FunctionDef", "AsyncFunctionDef")
 SCOPES = (*FUNCTIONS, "ClassDef", "Lambda")
 SET_UPS = ("setUp", "tearDown", "asyncSetUp", "asyncTearDown")
-MUST_RAISE = ("raises", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp")
+XUNIT = ("module", "class", "method", "function", "Class", "Module")
+LATER = ("addCleanup", "addAsyncCleanup", "addClassCleanup", "addModuleCleanup", "addfinalizer")
+MUST_RAISE = ("raises", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp", "assertRaisesMessage")
+BY_CHANCE = ("StopTest", "UnsatisfiedAssumption")  # of what hypothesis thinks up
 NODES = dict(vars(ast))  # so that nobody can replace them
 NODE = ast.AST
 ARGUMENTS_OF_CODE = (  # before Python 3.8
@@ -52,7 +55,8 @@ class Mark:
 
     `kind` is "b" at the begin of a function, where the value has its arguments; "e" at its end; "r" where it
     returns and "y" where it yields the value; "x" where an exception leaves it; "o" and "c" where a `with`
-    block begins and ends; "w" at the end of one that has to raise.
+    block begins and ends; "w" at the end of one that has to raise; "d" where the value is a function that has
+    to run later.
     """
 
     __slots__ = ("kind", "label", "line", "names", "note")
@@ -88,7 +92,7 @@ class Marking:
     """
 
     def __init__(self, path, note, wanted):
-        self.path, self.note, self.wanted, self.marks = path, note, wanted, {}
+        self.path, self.note, self.wanted, self.marks, self.later = path, note, wanted, {}, set()
 
     def located(self, like, kind, *fields):
         """A new node, where another one stands."""
@@ -114,6 +118,7 @@ class Marking:
 
     def module(self, tree):
         """Mark the body of a module, and the functions in it."""
+        self.later.update(name_of(one.args[0]) for one in NODES["walk"](tree) if is_for_later(one))
         self.statements(tree.body, self.path)
         body = tree.body or [NODES["Pass"](lineno=1, col_offset=0)]
         first = 1 if is_text(body[0]) else 0
@@ -122,23 +127,27 @@ class Marking:
         begin, end = self.noted("first", self.path, body[0]), self.noted("last", self.path, body[-1])
         tree.body[:] = [*body[:first], begin, *body[first:], end]
 
-    def statements(self, body, above):
+    def statements(self, body, above, nested=False):
         """Mark the functions in a list of statements, and those inside of these."""
         for node in body:
             kind = type(node).__name__
             inner = "%s::%s" % (above, node.name) if kind in SCOPES else above
+            wanted = kind in FUNCTIONS and (
+                node.name in self.later or self.wanted(node.name, node.decorator_list)
+            )
             for field in ("body", "orelse", "finalbody", "handlers", "cases"):
                 if type(getattr(node, field, None)) is list:
-                    self.statements(getattr(node, field), inner)
-            if kind in FUNCTIONS and self.wanted(node.name, node.decorator_list):
-                self.function(node, inner)
+                    self.statements(getattr(node, field), inner, nested or wanted)
+            if wanted:
+                self.function(node, inner, nested)
 
-    def function(self, node, label):
+    def function(self, node, label, nested):
         first, last = node.body[0], node.body[-1]
         body = [new for one in node.body for new in self.changed(one, label)]
         document = [body.pop(0)] if is_text(first) else []
         given = node.args
         names = [one.arg for one in (*getattr(given, "posonlyargs", ()), *given.args, *given.kwonlyargs)]
+        names = [] if nested else names  # nobody asks for those, and they must not live longer
         values = [self.located(first, "Name", name, NODES["Load"]()) for name in names]
         begin = self.noted("b", label, first, self.located(first, "Tuple", values, NODES["Load"]()), names)
         again = self.located(last, "Raise", None, None)
@@ -161,6 +170,8 @@ class Marking:
                 ]
             elif isinstance(value, NODE):
                 setattr(node, field, self.changed(value, label)[0])
+        if is_for_later(node):
+            node.args[0] = self.mark("d", label, node, node.args[0])
         if kind == "Return" and node.value is None:
             return [self.noted("r", label, node), node]
         if kind in ("Return", "Yield") and node.value is not None:
@@ -168,7 +179,7 @@ class Marking:
         elif kind in ("With", "AsyncWith"):
             if any(must_raise(item.context_expr) for item in node.items):
                 node.body.append(self.noted("w", label, node))
-            else:
+            elif not any(map(yields, node.body)):  # else it ends in another phase of the test
                 node.body.insert(0, self.noted("o", label, node))
                 node.body.append(self.noted("c", label, node))
         return [node]
@@ -181,9 +192,20 @@ def is_text(node):
     return type(node).__name__ == "Expr" and type(text) is str
 
 
+def name_of(node):
+    return getattr(node, "attr", getattr(node, "id", None))
+
+
+def yields(node):
+    return any(type(one).__name__ in ("Yield", "YieldFrom") for one in NODES["walk"](node))
+
+
 def must_raise(node):
-    function = getattr(node, "func", None)
-    return getattr(function, "attr", getattr(function, "id", None)) in MUST_RAISE
+    return name_of(getattr(node, "func", None)) in MUST_RAISE
+
+
+def is_for_later(node):
+    return name_of(getattr(node, "func", None)) in LATER and bool(node.args)
 
 
 def is_wanted(name, decorators, prefixes=("test",)):
@@ -208,7 +230,8 @@ def make_evidence(root, known, odd, executed):
     Args:
         executed: Called when the body of a module has run: with its path, facts and names, and `label_of`.
     """
-    events, running, codes, done = [], {}, {}, {}
+    events, begun, running, codes, done = [], set(), {}, {}, {}
+    marked, owed = set(), {}  # labels; how often a function has yet to run, also below 0, by label
     digests = {40: hashlib.sha1, 64: hashlib.sha256}
     getframe, exc_info = sys._getframe, sys.exc_info
 
@@ -229,8 +252,15 @@ def make_evidence(root, known, odd, executed):
         else:
             if kind == "x":
                 value = left_by()
-            elif kind == "b":
-                value = value, getframe(2).f_globals
+            elif kind == "b":  # the arguments of the first run alone: others must not live longer
+                value = (value, getframe(2).f_globals) if mark not in begun else None
+                begun.add(mark)
+                owed[mark.label] = owed.get(mark.label, 0) - 1
+            elif kind == "d":
+                label = label_of(raw_code(getattr(value, "__func__", value)))
+                if label in marked:
+                    owed[label] = max(0, owed.get(label, 0)) + 1
+                return
             else:
                 value = id(value)
             events.append((mark, value))
@@ -268,6 +298,7 @@ def make_evidence(root, known, odd, executed):
         marking = Marking(path[len(root) :], note, wanted)
         marking.module(tree)
         code = filled(compile(tree, path, "exec", 0, True), marking.marks)
+        marked.update(mark.label for mark in marking.marks.values())
         collect(code, path[len(root) :])
         done[path] = code, source, facts
         return code
@@ -278,15 +309,17 @@ def make_evidence(root, known, odd, executed):
 
     def method_of(kind, name):
         """The label of a method of a class; None where that is none of the tests' own."""
-        return label_of(raw_code(next((vars(one)[name] for one in kind.__mro__ if name in vars(one)), None)))
+        value = next((vars(one)[name] for one in kind.__mro__ if name in vars(one)), None)
+        labels = [label_of(one.__code__) for one in layers(value)]  # what stands before it may wrap it
+        return next((one for one in labels if one is not None and one.endswith("::" + name)), None)
 
     def set_ups_of(kind, names=SET_UPS):
         """The labels of what has to run around each test of a class."""
         return [label for label in (method_of(kind, name) for name in names) if label is not None]
 
     def tell(is_own, kind=None, counts=False, failed=False):
-        """What to say of the events since the last call: of the test's own function, and its first event. Of
-        others it is told as odd.
+        """What to say of a test after the events since the last call, and the first of its own function. What
+        there is to say of other functions is reported as odd.
 
         Args:
             is_own: Whether a label is the test's; None where none of them is.
@@ -296,6 +329,7 @@ def make_evidence(root, known, odd, executed):
         """
         found, others, own, first = events[:], {}, [], None
         del events[:]
+        begun.clear()
         for event in found:
             mark = event[0]
             running[mark.label] = running.get(mark.label, 0) + (mark.kind == "b") - (mark.kind in "erx")
@@ -308,31 +342,36 @@ def make_evidence(root, known, odd, executed):
             for text in said_of(seen, False):
                 odd("%s %s" % (label, text))
         if is_own is None:
-            return "", None
+            return [], None
         texts = said_of(own, True, counts)
         if not own:
             texts = ["no code of its own ran", *("%s ran" % label for label in others if "::test" in label)]
         if kind is not None:
             texts += ["%s did not run" % label for label in set_ups_of(kind) if label not in others]
-        if counts and 0 < len(own) < 20:
-            texts.append("%d events" % len(own))
-        return "; ".join(texts)[:400], first
+        ends = sum(mark.kind in "er" for mark, _ in own)
+        if counts and 0 < ends < 10:
+            texts.append("came %d times to its end" % ends)
+        return texts, first
 
     def said_of(seen, returns, counts=False):
         count = {"b": 0, "e": 0, "r": 0}
-        texts, blocks = [], {}
+        texts, blocks, before = [], {}, {}
         for mark, value in seen:
             kind = mark.kind
             if kind in count:
                 count[kind] += 1
             elif kind in "oc":
                 blocks[mark.line] = blocks.get(mark.line, 0) + (1 if kind == "o" else -1)
-            text = None
+            text, by_chance = None, kind == "x" and value in BY_CHANCE
+            if kind == "b":
+                before = dict(blocks)
+            elif kind == "r" or by_chance:  # out of all blocks, as the code says
+                blocks = before
             if kind == "w":
                 text = "went on at line %d" % mark.line
-            elif kind == "x":
+            elif kind == "x" and not by_chance:
                 text = "was left by %s" % value
-            elif kind == "r" and returns:
+            elif kind == "r" and returns and not counts:
                 text = "returned at line %d" % mark.line
             if text is not None and text not in texts:
                 texts.append(text)
@@ -344,7 +383,13 @@ def make_evidence(root, known, odd, executed):
         return texts
 
     def unfinished():
-        """Say what began and neither ended nor was left."""
+        """Say what began and neither ended nor was left, and what did not run although it had to."""
+        used = {label.rpartition("::")[0] for label in owed}
+        for label in marked:
+            above, _, name = label.rpartition("::")
+            around = name.lower().startswith(("setup", "teardown")) and name.endswith(XUNIT)
+            if owed.get(label, 0) > 0 or (around and above in used and label not in owed):
+                odd("%s did not run" % label)
         for label, number in running.items():
             if number > 0:
                 odd("%s did not come to its end" % label)

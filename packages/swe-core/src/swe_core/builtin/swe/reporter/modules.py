@@ -12,13 +12,15 @@ from types import CodeType, ModuleType
 CONSTANT = (bool, int, float, str, bytes, tuple, frozenset)
 LIVE = vars(builtins)
 REPLACED_BY_ALL = ("logging", "sys", "warnings")
+OF_THE_CLOCK = ("altzone", "daylight", "timezone", "tzname")  # `time.tzset` sets them
 
 
 def is_fixed(key, value):
     """Whether a name of Python's library is a constant or there to be called, and neither to be replaced nor
     private."""
     fixed = callable(value) or is_kind(value, (property, staticmethod, classmethod, *CONSTANT))
-    return fixed and not key.endswith("hook") and (key[:1] != "_" or key[:2] == "__")
+    fixed = fixed and not key.endswith("hook") and key not in OF_THE_CLOCK
+    return fixed and (key[:1] != "_" or key[:2] == "__")
 
 
 def is_kind(value, kinds):
@@ -30,11 +32,6 @@ def classes_of(name, space):
     """The classes that a module of this name defines."""
     found = list(space.values())
     return [one for one in found if is_kind(one, type) and vars(one).get("__module__") == name]
-
-
-def is_of_python(value):
-    """Whether a value is one of the builtins, and no function of a library."""
-    return any(value is one for one in LIVE.values())
 
 
 def below(root, place):
@@ -61,12 +58,21 @@ def make_imports(root, known, odd):
             before[name] = module, [(where, space, dict(space)) for where, space in spaces_of(name, module)]
 
     def defined_by(module):
-        """The names of the functions that the code of a module defines at its top."""
+        """The code of the functions that a module defines at its top, by name."""
         try:
             code = module.__spec__.loader.get_code(module.__name__)
-            return {one.co_name for one in code.co_consts if type(one) is CodeType}
+            found = {}
+            for one in code.co_consts:
+                if type(one) is CodeType and one.co_flags & 1:  # no body of a class
+                    found.setdefault(one.co_name, []).append(one)
+            return found
         except Exception:  # one in C, or without a loader
-            return ()
+            return {}
+
+    def is_made_of(value, codes):
+        """Whether a function has one of these codes, or wraps a function that has."""
+        inner = layers(value) + layers(getattr(value, "__wrapped__", None))
+        return any(one.__code__ in codes for one in inner)
 
     def is_ours(value):
         code = raw_code(value)
@@ -87,7 +93,7 @@ def make_imports(root, known, odd):
                 defined = defined_by(module)
                 for where, space in spaces_of(name, module):
                     for key, value in list(space.items()):
-                        foreign = where == name and key in defined and is_of_python(value)
+                        foreign = where == name and key in defined and not is_made_of(value, defined[key])
                         if foreign or is_ours(value):
                             odd("replaced %s.%s" % (where, key))
 

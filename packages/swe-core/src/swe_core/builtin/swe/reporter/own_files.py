@@ -20,9 +20,9 @@ NOT_LOOKED_AT = frozenset(
 
 def facts_of(tree):
     """What a file says: the `names` that its module binds once and for all, all `words` that it binds, the
-    `modules` that it imports, what it has `taken` of them (the name, the module, the part or None), and the
-    `bases` of its classes."""
-    names, again, words, modules, taken, bases = set(), set(), set(), set(), [], []
+    `modules` that it imports, what it has `taken` of them (the name, the module, the part or None), the
+    attributes that it has `stored`, and the `bases` of its classes."""
+    names, again, words, modules, stored, taken, bases = set(), set(), set(), set(), set(), [], []
     for node in ast.walk(tree):
         kind = type(node).__name__
         for word in (getattr(node, "name", None), getattr(node, "asname", None)):
@@ -30,6 +30,8 @@ def facts_of(tree):
                 words.add(word)
         if kind == "Name" and type(node.ctx).__name__ == "Store":
             words.add(node.id)
+        elif kind == "Attribute" and type(node.ctx).__name__ == "Store":
+            stored.add(node.attr)
         elif kind == "Global":
             again.update(node.names)
         elif kind == "Import":
@@ -65,6 +67,7 @@ def facts_of(tree):
         functions=[one for one in plain_functions(tree.body) if one[0] not in again and times[one[0]] == 1],
         words=words,
         modules=modules,
+        stored=stored,
         taken=[one for one in taken if times.get(one[0]) == 1 and one[0] not in again],
         bases=[one for one in bases if times[one[0]] == times.get(one[1][0]) == 1 and one[0] not in again],
     )
@@ -127,6 +130,11 @@ def content(value):
         return dumps(value, 2)
     except ValueError:
         return None
+
+
+def shadows_in(space):
+    """The names of builtins in a namespace; a package has its parts by their names."""
+    return {name for name in BUILTINS.intersection(space) if type(space[name]) is not ModuleType}
 
 
 def module_is(module, space):
@@ -201,9 +209,16 @@ def make_own_files(root, known, odd):
     from unittest import TestCase
 
     methods = frozenset(name for kind in TestCase.__mro__[:-1] for name in vars(kind)) - NOT_LOOKED_AT
-    methods |= {"__getattribute__", "__getattr__"}
+    getters = frozenset(("__getattribute__", "__getattr__"))
     typed = frozenset(TestCase("run")._type_equality_funcs)
-    snapshots, own_kinds = {}, {}  # by file; by id
+    snapshots, own_kinds, stored = {}, {}, set()  # by file; by id
+
+    def is_product(place):
+        return below(root, place) and place not in known
+
+    def methods_of(kind):
+        """Names that change how an object of a class runs as a test."""
+        return methods | getters if issubclass(kind, TestCase) else getters
 
     def executed(path, facts, space, label_of):
         found = Snapshot()
@@ -221,10 +236,11 @@ def make_own_files(root, known, odd):
         found.add(path, space, facts.names | {"__builtins__"})
         kinds = classes_of(space.get("__name__"), space)
         for kind in kinds:
-            found.add("%s of %s" % (kind.__name__, path), vars(kind), vars(kind).keys() - NOT_LOOKED_AT)
-            for name in vars(kind):
-                if name in methods and name not in facts.words:
-                    odd("%s of %s in %s is another one" % (name, kind.__name__, path))
+            stored.update(facts.stored)
+            own = [key for key, one in vars(kind).items() if key not in facts.stored or callable(one)]
+            found.add("%s of %s" % (kind.__name__, path), vars(kind), set(own) - NOT_LOOKED_AT)
+            for name in methods_of(kind).intersection(vars(kind)) - facts.words:
+                odd("%s of %s in %s is another one" % (name, kind.__name__, path))
         for name, dotted in facts.bases:
             kind, base = space.get(name), value_of(dotted, space)
             if is_kind(kind, type) and is_kind(base, type) and not any(base is one for one in kind.__bases__):
@@ -238,10 +254,12 @@ def make_own_files(root, known, odd):
             if label_of(code) != "::".join((path[len(root) :], *dotted)):
                 odd("%s in %s is another one" % (".".join(dotted), path))
         own_kinds.update((id(kind), kind) for kind in kinds)
-        shadows = BUILTINS.intersection(space)
+        # What the product does with its own functions is its matter
+        found.functions = [one for one in found.functions if not is_product(one[2].__code__.co_filename)]
+        shadows = shadows_in(space)
         for name in shadows - facts.words if "*" not in facts.words else ():
             odd("%s in %s is another one" % (name, path))
-        cases = [(kind, methods.intersection(vars(kind))) for kind in kinds]
+        cases = [(kind, methods_of(kind).intersection(vars(kind))) for kind in kinds]
         snapshots.setdefault(path, []).append((found.end(), facts, space, cases, shadows))
 
     def look(path, whole=False):
@@ -249,9 +267,9 @@ def make_own_files(root, known, odd):
             for where, name in found.changed(whole):
                 odd("%s in %s is another one" % (name, where))
             for kind, names in cases:
-                for name in methods.intersection(vars(kind)) - names:
+                for name in methods_of(kind).intersection(vars(kind)) - names:
                     odd("%s of %s in %s is another one" % (name, kind.__name__, path))
-            for name in BUILTINS.intersection(space) - shadows:
+            for name in shadows_in(space) - shadows:
                 odd("%s in %s is another one" % (name, path))
 
     def look_at_all():
@@ -261,27 +279,32 @@ def make_own_files(root, known, odd):
         for name, module in list(sys.modules.items()):
             path = getattr(module, "__file__", None)
             path = path if type(path) is str and path in known else names.get(name)
-            if path is not None and not any(module_is(module, one[2]) for one in snapshots.get(path, ())):
+            of_us = path is not None and name not in ("__main__", "__mp_main__")  # Python itself runs those
+            if of_us and not any(module_is(module, one[2]) for one in snapshots.get(path, ())):
                 odd("the module %s is not that of %s" % (name, path))
 
     def seen():
         return {name for many in snapshots.values() for _, facts, *_ in many for name in facts.modules}
 
+    def needs(name, value):  # whether an object may not have its own one
+        return name not in stored or callable(value)
+
     def instance(test, name):
-        """Say what an object, a method of which ran as a test, has in the place of what its class has."""
+        """What the object of a test has in the place of what its class has, as sentences."""
+        texts = []
         kind, own = type(test), vars(test) if hasattr(test, "__dict__") else {}
         theirs = [vars(one) for one in kind.__mro__ if own_kinds.get(id(one)) is one]
         if own_kinds.get(id(kind)) is not kind:
-            odd("%s.%s is no class of the tests" % (kind.__module__, kind.__qualname__))
+            texts.append("%s.%s is no class of the tests" % (kind.__module__, kind.__qualname__))
         for other in own:
-            if other in methods and (callable(own[other]) or other == "failureException"):
-                odd("%s of a test is another one" % other)
-            elif any(other in space for space in theirs):
-                odd("%s of %s is another one" % (other, kind.__qualname__))
+            ours = other in methods and (callable(own[other]) or other == "failureException")
+            if ours or any(other in space and needs(other, space[other]) for space in theirs):
+                texts.append("its %s is another one" % other)
         if name in own and getattr(own[name], "__func__", None) is not getattr(kind, name, None):
-            odd("%s of a test is another one" % name)
+            texts.append("its %s is another one" % name)
         if not typed.issuperset(own.get("_type_equality_funcs", ())):
-            odd("a test compares values in its own way")
+            texts.append("it compares values in its own way")
+        return texts
 
     def is_space(path, space):
         """Whether a namespace is that of a module of a file."""

@@ -12,8 +12,6 @@ import unittest
 import pytest
 from _pytest.assertion import rewrite
 
-getcwd = os.getcwd
-
 NAME = __name__
 
 UNTESTED = frozenset(("-V", "--version", "-h", "--help", "--markers"))  # with which no session begins
@@ -110,31 +108,24 @@ def make_items(root, odd, label_of, is_product, end_of):
         return value is values.get(id(of[-1]), (None, MISSING))[1]
 
     def arguments(item, began):
-        """Say what of a test's arguments neither its parameters nor its fixtures gave."""
+        """What of a test's arguments neither its parameters nor its fixtures gave: sentences."""
         found = items.get(id(item))
         if found is None or found[0] is not item:
-            odd("nobody saw that %s was collected" % item.nodeid)
-            return
+            return ["nobody saw that it was collected"]
         _, given, contents = found
-        for name, value in given.items():
-            if content(value) != contents[name]:
-                odd("the parameter %s of %s is another one" % (name, item.nodeid))
+        texts = [
+            "its parameter %s is another one" % one for one in given if content(given[one]) != contents[one]
+        ]
         for name, value in zip(began[0].names, began[1][0]) if began else ():
             if not right(name, value, given, fixtures_of(item)):
-                odd("the argument %s of %s is another one" % (name, item.nodeid))
+                texts.append("its argument %s is another one" % name)
         for name in getattr(item, "fixturenames", ()):
             of = fixtures_of(item).get(name)
             if of and name not in given and id(of[-1]) not in values:
-                odd("the fixture %s of %s did not run" % (name, item.nodeid))
+                texts.append("its fixture %s did not run" % name)
+        return texts
 
     return trust, remember, judge, made, gone, gives, arguments
-
-
-def directory():
-    try:
-        return getcwd()
-    except OSError:  # it is gone
-        return None
 
 
 def make_hooks(send, hold, flush, root, known, first):
@@ -148,11 +139,12 @@ def make_hooks(send, hold, flush, root, known, first):
     )
     inspect_imports, look_at_places = make_imports(root, known, odd), make_places(root, known, odd)
     own = make_items(root, odd, label_of, is_product, end_of)
-    trust, remember, judge, made, gone, gives, arguments = (guarded(odd, one) for one in own)
-    current, place, reports, getcwd = [None], [None], [0], directory
+    *own, arguments = own
+    trust, remember, judge, made, gone, gives = (guarded(odd, one) for one in own)
+    reports = [0]
     clock, written = time.monotonic, [0.0]  # a write wakes up the host
-    tell_forks(odd, current)
     watch, renew = make_watch(root)
+    begin, around, done = make_around(root, odd, watch, look, look_at_tracers, instance, is_space)
     compile_own = rewriting(compiled, known)
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
@@ -223,8 +215,7 @@ def make_hooks(send, hold, flush, root, known, first):
     def pytest_runtest_setup(item):
         if len(ran) % 256 == 0:  # not by the clock: what is seen must not hang on how fast code is
             tell_replaced(watch(True))
-        current[0] = item.nodeid
-        place[0] = getcwd()
+        begin()
         outcome = yield
         evidence[item.nodeid, "setup"] = "its set-up failed" if outcome.excinfo else ""
         if outcome.excinfo:
@@ -237,14 +228,12 @@ def make_hooks(send, hold, flush, root, known, first):
         failed = outcome.excinfo is not None
         if failed:
             tell(None, failed=True)
-        evidence[item.nodeid, "call"] = "it failed" if failed else evidence_of(item) or ""
+        evidence[item.nodeid, "call"] = "it failed" if failed else evidence_of(item)
 
     @guarded_by(odd)
     def evidence_of(item):
-        name = item.nodeid.replace("::()", "").partition("[")[
-            0
-        ]  # pytest before 4 has the brackets of classes
-
+        # Before pytest 4 an id has the brackets of classes.
+        name = item.nodeid.replace("::()", "").partition("[")[0]
         case, inherited = getattr(item, "cls", None), None
         if case is not None and name.split("::")[-2:-1] == [case.__name__]:
             inherited = method_of(case, name.rpartition("::")[2])
@@ -254,32 +243,31 @@ def make_hooks(send, hold, flush, root, known, first):
 
         test = getattr(getattr(item, "obj", None), "__self__", None)
         kind = type(test) if isinstance(test, unittest.TestCase) else None
-        text, began = tell(is_own, kind, hasattr(getattr(item, "obj", None), "hypothesis"))
-        arguments(item, began)
+        texts, began = tell(is_own, kind, hasattr(getattr(item, "obj", None), "hypothesis"))
+        texts += arguments(item, began)
         if ran[item.nodeid] > 1:
-            text += "; it ran again" if text else "it ran again"
-        if began and began[0].names[:1] == ["self"]:
-            instance(began[1][0][0], item.name.partition("[")[0])
-        if began and not is_space(root + began[0].label.partition("::")[0], began[1][1]):
-            odd("%s ran in another module" % item.nodeid)
-        if getcwd() != place[0]:
-            odd("%s left its directory" % item.nodeid)
-        look(str(getattr(item, "path", None) or item.fspath))
-        for what in watch(False, kind is not None):
-            odd("%s replaced %s" % (item.nodeid, what))
-        look_at_tracers()
-        return text
+            texts.append("it ran again")
+        return joined(
+            texts
+            + around(
+                item.name.partition("[")[0],
+                began,
+                str(getattr(item, "path", None) or item.fspath),
+                kind is not None,
+            )
+        )
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_teardown(item):
         outcome = yield
-        evidence[item.nodeid, "teardown"] = "its tear-down failed" if outcome.excinfo else ""
+        texts = ["its tear-down failed"] if outcome.excinfo else []
         seen = {mark.label for mark, _ in events}
         for label in set_ups_of(getattr(item, "cls", None) or object, ("teardown_method", "teardown")):
             if label not in seen and item.nodeid in ran and not hasattr(item.cls, "tearDown"):
-                odd("%s did not run after %s" % (label, item.nodeid))
+                texts.append("%s did not run" % label)
+        evidence[item.nodeid, "teardown"] = joined(texts)
         tell(None, failed=outcome.excinfo is not None)
-        current[0] = None
+        done()
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_fixture_setup(fixturedef):
@@ -298,7 +286,8 @@ def make_hooks(send, hold, flush, root, known, first):
         reports[0] += 1
         test, when, outcome = report.nodeid, report.when or "", report.outcome
         part = "sub" in type(report).__name__.lower()  # of a test, by pytest-subtests or pytest 9
-        said = "" if part else evidence.pop((test, when), "nobody saw its %s" % when)
+        said = "" if part else evidence.pop((test, when), None)
+        said = "nobody saw its %s" % when if said is None else said
         expected = hasattr(report, "wasxfail")
         # A test whose phases all passed is one event, and many are one write; a failure is reported at once.
         plain = outcome == "passed" and not said and not expected and not part

@@ -26,7 +26,7 @@ def report(send, announce, root, known, first):
     successful, describe = outcomes.wasSuccessful, case.shortDescription
     running, ran = [], set()  # tests under way; ids
     counts = {"t": 0, "failed": 0, "status": 0}
-    depth, current = [0], [None]
+    depth = [0]
 
     def name_of(test):
         try:
@@ -47,7 +47,6 @@ def report(send, announce, root, known, first):
 
     def evidence_of(test, name):
         """What a test's own code says but that it came to its end."""
-
         kind, last = type(test), getattr(test, "_testMethodName", "")
         inherited = method_of(kind, last) if name.endswith("%s.%s" % (kind.__qualname__, last)) else None
 
@@ -55,20 +54,12 @@ def report(send, announce, root, known, first):
             dotted = label.replace(".py::", ".").replace("::", ".").replace("/", ".")
             return label in (name, inherited) or dotted == name or dotted.endswith("." + name)
 
-        method = getattr(type(test), getattr(test, "_testMethodName", ""), None)
-        text, began = tell(is_own, type(test), hasattr(method, "hypothesis"))
+        texts, began = tell(is_own, kind, hasattr(getattr(kind, last, None), "hypothesis"))
         if name in ran:
-            text += "; it ran again" if text else "it ran again"
+            texts.append("it ran again")
         ran.add(name)
-        if began and began[0].names:
-            instance(began[1][0][0], last)
-        if began and not is_space(root + began[0].label.partition("::")[0], began[1][1]):
-            odd("%s ran in another module" % name)
-        look(getattr(sys.modules.get(type(test).__module__), "__file__", None))
-        for what in watch(False, True):
-            odd("%s replaced %s" % (name, what))
-        look_at_tracers()
-        return text
+        path = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        return joined(texts + around(last, began, path, True))
 
     def tell_end(test, ending):
         """Say how a test ended: "ok", "fail", "error", "skip" or "expected"."""
@@ -95,7 +86,7 @@ def report(send, announce, root, known, first):
         def startTest(self, test):
             running.append(test)
             if len(running) == 1:
-                current[0] = name_of(test)
+                begin()
                 tell(None)
                 if len(ran) % 256 == 0:  # not by the clock: what is seen must not hang on how fast code is
                     for what in watch(True):
@@ -108,6 +99,8 @@ def report(send, announce, root, known, first):
         def stopTest(self, test):
             if running and running[-1] is test:
                 running.pop()
+                if not running:
+                    done()
             return honest(self, test)
 
         return stopTest
@@ -195,8 +188,8 @@ def report(send, announce, root, known, first):
         root, known, odd, guarded(odd, executed)
     )
     inspect_imports, look_at_places = make_imports(root, known, odd), make_places(root, known, odd)
-    tell_forks(odd, current)
     watch, _ = make_watch(root)
+    begin, around, done = make_around(root, odd, watch, look, look_at_tracers, instance, is_space)
     atexit.register(end)
     announce()
     send("s", "unittest", "%d.%d" % sys.version_info[:2], "local")

@@ -120,18 +120,55 @@ def with_own_builtins(module):
             setattr(owner, name, new if type(value) is FunctionType else type(value)(new))
 
 
-def tell_forks(odd, current):
-    """Say which test forks this process: the other one could try what makes the test pass."""
-
-    def before():
-        odd("the process was forked by %s" % (current[0] or "no test"))
+def tell_forks(forked):
+    """Call a function when this process is forked: the other one could try what makes a test pass."""
 
     def fork():
-        before()
+        forked()
         return honest()
 
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=before)
+        os.register_at_fork(before=forked)
     else:  # before Python 3.7
         honest = os.fork
         os.fork = sys.modules["posix"].fork = fork
+
+
+def make_around(root, odd, watch, look, look_at_tracers, instance, is_space):
+    """Functions: `begin` a test, `around` says what happened around its own code, `done` ends it."""
+    place, forks = [None], [None]  # of the test under way
+
+    def forked():
+        if forks[0] is None:
+            odd("the process was forked outside of a test")
+        else:
+            forks[0] += 1
+
+    def begin():
+        place[0], forks[0] = directory(), 0
+
+    def done():
+        forks[0] = None
+
+    def around(method, began, path, of_case):
+        texts = []
+        if began and began[0].names[:1] == ["self"]:
+            texts += instance(began[1][0][0], method)
+        if began and not is_space(root + began[0].label.partition("::")[0], began[1][1]):
+            texts.append("it ran in another module")
+        if directory() != place[0]:
+            texts.append("it left its directory")
+        if forks[0]:
+            texts.append("it forked the process")
+        texts += ["it replaced %s" % what for what in watch(False, of_case)]
+        look(path)
+        look_at_tracers()
+        return texts
+
+    tell_forks(forked)
+    return begin, around, done
+
+
+def joined(texts):
+    """What there is to say of a test, as one text."""
+    return "; ".join(texts)[:400]
