@@ -39,7 +39,7 @@ from swe_core.builtin.swe.parsers import parse_pytest
 from swe_core.builtin.swe.run_tests import test_script
 from swe_core.sandboxing.repository.patch import as_patch
 
-SHARE_LIMIT, PARSE_LIMIT = 0.5, 5.0
+SHARE_LIMIT, PARSE_LIMIT = 0.45, 5.0
 LOG_BYTES, LOG_TESTS = 357 * 1024, 759
 COMMAND = "python -m pytest -rA -p no:cacheprovider"
 SETUP = "export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONDONTWRITEBYTECODE=1"

@@ -195,7 +195,7 @@ async def test_foreign_calls_are_not_trained(
     assert trained == set(range(len(calls))) - set(foreign)
 
 
-# Asks with what it is told: URL, token, messages; prints the messages that go on from the reply.
+# Makes a call with a URL, a token and messages, and prints the messages with its reply.
 _ASK = """
 import json, sys, urllib.request
 def ask(url, token, messages, more):

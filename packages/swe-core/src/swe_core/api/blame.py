@@ -53,7 +53,12 @@ def is_policys(error: Exception, where: Boundary, *, answered: bool) -> bool:
 
 
 def is_unclear(error: Exception) -> bool:
-    """Return whether a failure of a grading sandbox with the patch in it may be the host's as well."""
+    """Return whether a failure of a grading sandbox with the patch in it may be the host's as well.
+
+    So may an error of this process's own files and memory.
+    """
+    if isinstance(error, OSError | MemoryError):
+        return True
     return isinstance(error, SandboxError) and not isinstance(error, SandboxBroken | SandboxTimeout)
 
 

@@ -254,6 +254,7 @@ FAULTS: dict[str, tuple[list[Exception | None], Any]] = {
     "unreadable": ([RecursionError()], "the patch broke its grading sandbox: RecursionError"),
     "twice": ([DIED, DIED], "the patch broke its grading sandbox: it is gone"),
     "once": ([DIED], None),
+    "this host": ([OSError("no space"), OSError("no space"), OSError("no space")], OSError),
     "the reference too": ([BROKEN, SandboxError("another")], SandboxBroken),
     "the reference as well": ([DIED, DIED, DIED], SandboxDied),
     "no results of the reference": ([BROKEN, GraderError("a"), GraderError("b")], SandboxBroken),

@@ -1,7 +1,7 @@
 # What must not change while tests run: that by which they compare. This part follows `own_files.py` in both
 # programs and works with Python 3.6.
 #
-# What runs the tests is not watched: a test that did not come to its end is no pass, whoever stopped it.
+# What runs the tests is not watched: a test that did not come to its end is no pass, for whatever reason.
 #
 # mypy: ignore-errors
 # ruff: noqa: F821, UP031 (names of the other parts; Python 3.6)
@@ -32,15 +32,19 @@ COMPARING = (
 SET_LATER = ("_config", "_current", "_reprcompare", "_assertion_pass")
 
 
+def loaded():
+    return [name for name in COMPARING if type(sys.modules.get(name)) is ModuleType]
+
+
 class Watch:
     """What the modules that compare have now."""
 
     def __init__(self):
         self.often, self.cases, self.rest, self.grown = Snapshot(), Snapshot(), Snapshot(), []
-        for name in COMPARING:
-            if type(sys.modules.get(name)) is ModuleType:
-                found = self.often if name in OFTEN else self.cases if name in CASES else self.rest
-                self.add(name, sys.modules[name], found)
+        self.names = loaded()
+        for name in self.names:
+            found = self.often if name in OFTEN else self.cases if name in CASES else self.rest
+            self.add(name, sys.modules[name], found)
         space = vars(builtins)
         functions = [name for name, value in space.items() if not is_kind(value, type) and name != "_"]
         self.often.add("builtins", space, functions)
@@ -93,12 +97,13 @@ def make_watch(root):
         return ["%s.%s" % (where, name) for where, name, _ in watched[0].changed(whole, of_case)]
 
     def renew():
-        told = []
-        for where, name, value in watched[0].changed(True):
+        told, changed = [], list(watched[0].changed(True))
+        for where, name, value in changed:
             code = raw_code(value)
             if code is None or below(root, code.co_filename):
                 told.append("%s.%s" % (where, name))
-        watched[0] = Watch()
+        if changed or watched[0].names != loaded():
+            watched[0] = Watch()
         return told
 
     return watch, renew
