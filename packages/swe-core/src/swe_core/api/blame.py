@@ -57,9 +57,8 @@ def is_unclear(error: Exception) -> bool:
 
     So may an error of this process's own files and memory.
     """
-    if isinstance(error, OSError | MemoryError):
-        return True
-    return isinstance(error, SandboxError) and not isinstance(error, SandboxBroken | SandboxTimeout)
+    inside = isinstance(error, SandboxBroken | SandboxTimeout)  # the latter is an OSError, too
+    return isinstance(error, SandboxError | OSError | MemoryError) and not inside
 
 
 def may_be_policys(rollout: _Ended) -> bool:
