@@ -10,11 +10,11 @@ from swe_core.api.task import Task
 from swe_testing.records import make_task
 
 from ...repositories import Repo
-from .suites import PYTHON
+from .suites import PYTHON, SUMMARY
 
 BUGGY = "def add(a, b):\n    return a - b\n"
 FIX = "sed -i 's/a - b/a + b/' calc.py"
-PYTEST = f"{PYTHON} -m pytest -rA -p no:cacheprovider"
+PYTEST = f"{PYTHON} -m pytest {SUMMARY} -p no:cacheprovider"
 EMPTIED_CLASS = """
 import builtins
 make = builtins.__build_class__

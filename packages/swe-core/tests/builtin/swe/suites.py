@@ -21,6 +21,9 @@ from swe_testing.records import make_task
 
 PYTHON = os.environ.get("SWE_TEST_PYTHON", sys.executable)
 """Python whose pytest and unittest run the suites."""
+OLD = Path(PYTHON).resolve().name == "python3.6"
+"""Whether its pytest is 3.10: `-rA` names no tests there, a failure is a FAIL, a class has brackets."""
+SUMMARY = "-rap" if OLD else "-rA"
 PLUGINS = Path(PYTHON).parents[1] / "pytest-plugins"
 """Plugins for these suites only: beside pytest they would change the tests of this project."""
 
@@ -61,7 +64,7 @@ def zoo(file: str, run: str) -> list[Any]:
     table = tomllib.loads(Path(__file__).with_name(file).read_text())
     unknown = f"{PYTHON} -c 'import fcntl, sys, pytest; del fcntl.F_DUPFD_CLOEXEC; "
     words = {"{unknown}": unknown + f"sys.exit(pytest.main(sys.argv[1:]))' {run.partition('pytest ')[2]}"}
-    words |= {"{run}": run, "{python}": PYTHON}
+    words |= {"{run}": run, "{python}": PYTHON, "{summary}": SUMMARY}
     words |= {f"${name}": text for name, text in table["program"].items()}
 
     def filled(text: str) -> str:

@@ -6,6 +6,8 @@ Each attack leaves the bug of `add` in place, and was paid by a reporter that on
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from swe_core.api.grader import Grade, Grader
@@ -13,7 +15,7 @@ from swe_core.api.sandbox import SandboxProvider
 
 from ...repositories import Repo, slow_but, swe_grader
 from .helpers import FIX, calc_task
-from .suites import PYTHON
+from .suites import OLD, PYTHON, SUMMARY
 
 pytestmark = pytest.mark.anyio
 
@@ -354,12 +356,13 @@ def grader() -> Grader:
 
 async def grade(repo: Repo, provider: SandboxProvider, grader: Grader, kind: str, script: str) -> Grade:
     test, code = TESTS[kind]
+    test = re.sub(r"^(Test\w+)", r"\1::()", test) if OLD else test
     task = calc_task(
         repo,
         FIXED,
         code.strip("\n") + "\n",
         test,
-        test_command=f"{PYTHON} -m pytest -rA -p no:cacheprovider --doctest-modules",
+        test_command=f"{PYTHON} -m pytest {SUMMARY} -p no:cacheprovider --doctest-modules",
     )
     return (await grader.grade(task, repo.diff(script).encode(), provider, repo.spec, 60)).grade
 

@@ -48,6 +48,8 @@ async def test_reporter_does_not_change_an_honest_run(sandbox: Sandbox, suite: S
     for test in {"test_parts.Case.test_parts", "test_parts.Case.test_error_parts"} & set(statuses):
         assert statuses.pop(test) in ("FAILED", "ERROR")  # the log may tell of parts alone
         found = {known: status for known, status in found.items() if known != test}
+    if "test_classes.Skips.setUpClass" not in found:  # the log of an old Python does not name it
+        statuses.pop("test_classes.Skips.setUpClass", None)
     assert statuses == found
     assert set(found) - {name for name in found if " " in name} <= {*told.collected, *statuses}
 

@@ -1,5 +1,5 @@
 # What the task's own files import from elsewhere, and whether code under test replaced it. This part follows
-# `codes.py` in both programs and works with Python 3.6.
+# `common.py` in both programs and works with Python 3.6.
 #
 # mypy: ignore-errors
 # ruff: noqa: F821, UP031 (names of the other parts; Python 3.6)

@@ -132,6 +132,7 @@ def make_hooks(send, hold, flush, root, known, first):
     """The plugin's hooks."""
     sessions, ran, passed = [], {}, []  # `passed`: the id of a test, once for each of its phases that passed
     evidence = {}  # what there is to say of a test whose call has ended, by id
+    on_fork = tell_forks()  # before the parts look at what there is
     odd, look_at_tracers = make_odd(send)
     executed, look, look_at_all, modules, instance, is_space = make_own_files(root, known, odd)
     compiled, label_of, method_of, set_ups_of, tell, unfinished, is_product, events, end_of = make_evidence(
@@ -144,7 +145,7 @@ def make_hooks(send, hold, flush, root, known, first):
     reports = [0]
     clock, written = time.monotonic, [0.0]  # a write wakes up the host
     watch, renew = make_watch(root)
-    begin, around, done = make_around(root, odd, watch, look, look_at_tracers, instance, is_space)
+    begin, around, done = make_around(root, odd, on_fork, watch, look, look_at_tracers, instance, is_space)
     compile_own = rewriting(compiled, known)
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)

@@ -182,6 +182,7 @@ def report(send, announce, root, known, first):
         replace(outcomes, name, ended(ending))
     replace(outcomes, "addSubTest", sub_test)
     replace(unittest.suite.TestSuite, "run", run_suite)
+    on_fork = tell_forks()  # before the parts look at what there is
     odd, look_at_tracers = make_odd(send)
     executed, look, look_at_all, modules, instance, is_space = make_own_files(root, known, odd)
     compiled, _, method_of, _, tell, unfinished, _, _, end_of = make_evidence(
@@ -189,7 +190,7 @@ def report(send, announce, root, known, first):
     )
     inspect_imports, look_at_places = make_imports(root, known, odd), make_places(root, known, odd)
     watch, _ = make_watch(root)
-    begin, around, done = make_around(root, odd, watch, look, look_at_tracers, instance, is_space)
+    begin, around, done = make_around(root, odd, on_fork, watch, look, look_at_tracers, instance, is_space)
     atexit.register(end)
     announce()
     send("s", "unittest", "%d.%d" % sys.version_info[:2], "local")

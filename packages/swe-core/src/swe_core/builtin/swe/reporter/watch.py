@@ -41,10 +41,7 @@ class Watch:
 
     def __init__(self):
         self.often, self.cases, self.rest, self.grown = Snapshot(), Snapshot(), Snapshot(), []
-        self.names = loaded()
-        for name in self.names:
-            found = self.often if name in OFTEN else self.cases if name in CASES else self.rest
-            self.add(name, sys.modules[name], found)
+        self.names = []
         space = vars(builtins)
         functions = [name for name, value in space.items() if not is_kind(value, type) and name != "_"]
         self.often.add("builtins", space, functions)
@@ -54,6 +51,15 @@ class Watch:
         self.rest.add("builtins of the tests", vars(Builtins), ["__missing__"])
         for space in (PRIVATE, vars(Builtins)):
             self.grown.append(("pytest builtins of the tests", space, frozenset(space), None))
+        self.take()
+
+    def take(self):
+        """Take the modules that were loaded since."""
+        for name in loaded():
+            if name not in self.names:
+                self.names.append(name)
+                found = self.often if name in OFTEN else self.cases if name in CASES else self.rest
+                self.add(name, sys.modules[name], found)
         self.small = [space for where, space, _, _ in self.grown if where.startswith(OFTEN + CASES)]
         self.sizes = [*map(len, self.small)]
         for found in (self.often, self.cases, self.rest):
@@ -102,8 +108,10 @@ def make_watch(root):
             code = raw_code(value)
             if code is None or below(root, code.co_filename):
                 told.append("%s.%s" % (where, name))
-        if changed or watched[0].names != loaded():
+        if changed:
             watched[0] = Watch()
+        elif len(watched[0].names) < len(loaded()):
+            watched[0].take()
         return told
 
     return watch, renew
@@ -125,8 +133,14 @@ def with_own_builtins(module):
             setattr(owner, name, new if type(value) is FunctionType else type(value)(new))
 
 
-def tell_forks(forked):
-    """Call a function when this process is forked: the other one could try what makes a test pass."""
+def tell_forks():
+    """Watch for forks of this process: the other one could try what makes a test pass. Returns a function
+    that takes who is told."""
+    told = []
+
+    def forked():
+        for tell in told:
+            tell()
 
     def fork():
         forked()
@@ -137,9 +151,10 @@ def tell_forks(forked):
     else:  # before Python 3.7
         honest = os.fork
         os.fork = sys.modules["posix"].fork = fork
+    return told.append
 
 
-def make_around(root, odd, watch, look, look_at_tracers, instance, is_space):
+def make_around(root, odd, on_fork, watch, look, look_at_tracers, instance, is_space):
     """Functions: `begin` a test, `around` says what happened around its own code, `done` ends it."""
     place, forks = [None], [None]  # of the test under way
 
@@ -170,7 +185,7 @@ def make_around(root, odd, watch, look, look_at_tracers, instance, is_space):
         look_at_tracers()
         return texts
 
-    tell_forks(forked)
+    on_fork(forked)
     return begin, around, done
 
 
