@@ -29,7 +29,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("loc
 
 GROUP = 4
 SAVED_EVERY = 3
-STEPS = 12
+STEPS = 18
+"""Many more than the rollouts may be ahead of the trainer: each kill has to come before the last row."""
 MAX_STALENESS = 4
 _PATIENCE = 400
 

@@ -21,6 +21,8 @@ from swe_testing.records import make_task
 
 PYTHON = os.environ.get("SWE_TEST_PYTHON", sys.executable)
 """Python whose pytest and unittest run the suites."""
+OTHER = "SWE_TEST_PYTHON" in os.environ
+"""Whether it is another one: attacks on parts that it lacks fail by themselves, and leave no tampering."""
 OLD = Path(PYTHON).resolve().name == "python3.6"
 """Whether its pytest is 3.10: `-rA` names no tests there, a failure is a FAIL, a class has brackets."""
 SUMMARY = "-rap" if OLD else "-rA"

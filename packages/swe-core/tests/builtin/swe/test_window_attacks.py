@@ -15,6 +15,7 @@ from swe_core.api.sandbox import SandboxProvider
 
 from ...repositories import Repo, slow_but, swe_grader
 from .helpers import FIX, calc_task, with_and_without_import
+from .suites import OTHER
 
 pytestmark = pytest.mark.anyio
 
@@ -177,7 +178,7 @@ async def resolves(repo: Repo, provider: SandboxProvider, test: str, code: str) 
     row = calc_task(repo, FIX, HIDDEN, test)
     patch = repo.diff(FIX if not code else f"cat >>calc.py <<'END'\n{code}\nEND")
     graded = await swe_grader().grade(row, patch.encode(), provider, repo.spec, 60)
-    assert bool(graded.grade.tampering) != graded.grade.resolved, graded.grade
+    assert OTHER or bool(graded.grade.tampering) != graded.grade.resolved, graded.grade
     return graded.grade.resolved
 
 
