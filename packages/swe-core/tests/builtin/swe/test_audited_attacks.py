@@ -555,7 +555,7 @@ async def test_attack_before_collection_does_not_resolve(
 ) -> None:
     test, code = IMPORTED[attack]
     said = await tampering_of(repos["import calc\n"], provider, grader, code, test)
-    assert said or code == FORGED_CACHE, "pytest compiles the tests"
+    assert said or OTHER or code == FORGED_CACHE, "pytest compiles the tests"
 
 
 @pytest.mark.parametrize("attack", slow_but(["a method of the next test"], OF_UNITTEST))
