@@ -248,15 +248,8 @@ def make_hooks(send, hold, flush, root, known, first):
         texts += arguments(item, began)
         if ran[item.nodeid] > 1:
             texts.append("it ran again")
-        return joined(
-            texts
-            + around(
-                item.name.partition("[")[0],
-                began,
-                str(getattr(item, "path", None) or item.fspath),
-                kind is not None,
-            )
-        )
+        path = str(getattr(item, "path", None) or item.fspath)
+        return joined(texts + around(item.name.partition("[")[0], began, path, kind is not None))
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_teardown(item):

@@ -110,7 +110,7 @@ def make_watch(root):
                 told.append("%s.%s" % (where, name))
         if changed:
             watched[0] = Watch()
-        elif len(watched[0].names) < len(loaded()):
+        elif not set(loaded()).issubset(watched[0].names):
             watched[0].take()
         return told
 
@@ -135,12 +135,12 @@ def with_own_builtins(module):
 
 def tell_forks():
     """Watch for forks of this process: the other one could try what makes a test pass. Returns a function
-    that takes who is told."""
-    told = []
+    that registers a callback."""
+    callbacks = []
 
     def forked():
-        for tell in told:
-            tell()
+        for callback in callbacks:
+            callback()
 
     def fork():
         forked()
@@ -151,7 +151,7 @@ def tell_forks():
     else:  # before Python 3.7
         honest = os.fork
         os.fork = sys.modules["posix"].fork = fork
-    return told.append
+    return callbacks.append
 
 
 def make_around(root, odd, on_fork, watch, look, look_at_tracers, instance, is_space):
