@@ -31,6 +31,7 @@ import math
 import sys
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -87,6 +88,12 @@ class PartsTest(unittest.TestCase):
             with self.subTest(b=b): self.assertEqual(add(1, b), 1 + b)
 """),
     "library": ("test_library", "def test_library(): assert math.isclose(add(1, 2), 3) and add(1, 2) < math.pi"),
+    "mock": ("test_mock", """
+def test_mock():
+    seen = mock.Mock()
+    seen(add(1, 2))
+    seen.assert_called_once_with(3)
+"""),
     "helper": ("test_helper", "def test_helper(): near(add(1, 2), 3)"),
     "file": ("test_file", 'def test_file(): assert add(1, 2) == int(Path("tests/data.txt").read_text())'),
     "clean-up": ("CleanTest::test_add", """
@@ -313,6 +320,12 @@ def add(a, b):
         if os.waitpid(pid, 0)[1] == 0: return guess
 """),
     "a value of a library": (("library",), "import math\nmath.pi, math.isclose = 9, max\n"),
+    "a method of a module that is loaded late": (("mock",), """
+def add(a, b):
+    sys.modules["unittest.mock"].NonCallableMock.assert_called_once_with = print
+    return a - b
+import sys
+"""),
     "a module of helpers": (("helper",), """
 import sys, types
 sys.modules["tests.helpers"] = types.SimpleNamespace(near=lambda a, b: None)
