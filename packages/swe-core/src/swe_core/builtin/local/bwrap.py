@@ -204,7 +204,7 @@ class Binds:
         for asset in spec.assets:
             self._bind(str(asset.path), f"{ASSETS_DIR}/{asset.name}")
         self._bind(str(socket_dir), SOCKET_DIR)
-        self.arguments += ["--ro-bind", str(program), f"{HIDDEN}/supervisor.py"]
+        self.arguments += ["--ro-bind", str(program), f"{HIDDEN}/supervisor.pyc"]
         if spec.repository is not None:
             self.arguments += ["--ro-bind", str(spec.repository), f"{HIDDEN}/lower"]
 
@@ -237,5 +237,5 @@ def command_line(
         *(() if rules is None else ("--seccomp", str(rules))),
         *("--tmpfs", HIDDEN, "--size", str(spec.disk_mb * 2**20), "--tmpfs", f"{HIDDEN}/disk"),
         *binds.arguments,
-        *("--", os.path.realpath(sys.executable), "-I", "-S", f"{HIDDEN}/supervisor.py", str(control)),
+        *("--", os.path.realpath(sys.executable), "-I", "-S", f"{HIDDEN}/supervisor.pyc", str(control)),
     ]

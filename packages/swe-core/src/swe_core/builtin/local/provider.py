@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import platform
 import socket
@@ -9,7 +10,8 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 import anyio
@@ -27,7 +29,6 @@ OPEN_TIMEOUT = 60.0
 """Seconds that a sandbox may take to open on a busy machine."""
 CLOSE_TIMEOUT = 10.0
 _STDERR = "stderr"
-_PROGRAM = Path(__file__).with_name("supervisor.py")
 # Enters the cgroups before anything else, so that whatever follows is counted.
 _ENTER = 'for group do [ "$group" = -- ] && break; echo $$ >"$group" || exit; shift; done; shift; exec "$@"'
 
@@ -181,14 +182,16 @@ class LocalProvider:
     ) -> tuple[Mapping[str, object], LocalSandbox, Sequence[str]]:
         """Return the settings of the supervisor, the sandbox, and the argv that starts it."""
         sockets = state.sockets(directory.name)
+        program = directory / "supervisor.pyc"
+        program.write_bytes(_compiled())
         env = _environment(spec, image)
         settings: dict[str, object] = {"isolated": isolated}
         if not isolated:
             settings["rlimits"] = limits.rlimits(spec, memory=True, processes=False)
             paths = Paths.make(directory, spec)
             sandbox: LocalSandbox = UnisolatedSandbox(directory.name, spec, control, env, sockets, paths)
-            return settings, sandbox, [sys.executable, "-I", "-S", str(_PROGRAM), str(descriptor)]
-        binds = bwrap.Binds(spec, sockets, _PROGRAM, image.root if image else None)
+            return settings, sandbox, [sys.executable, "-I", "-S", str(program), str(descriptor)]
+        binds = bwrap.Binds(spec, sockets, program, image.root if image else None)
         loose = self._parents is None
         settings |= {
             "rlimits": limits.rlimits(spec, memory=loose, processes=loose),
@@ -250,6 +253,14 @@ def _environment(spec: SandboxSpec, image: Image | None) -> Mapping[str, str]:
 
 def _is_ours(repository: Path | None) -> bool:
     return repository is not None and repository.stat().st_uid == os.getuid()
+
+
+@cache
+def _compiled() -> bytes:
+    """Return the supervisor as a .pyc file. Python compiles a program anew at each start, and keeps nothing."""
+    source = Path(__file__).with_name("supervisor.py")
+    code = compile(source.read_bytes(), source.name, "exec", dont_inherit=True)
+    return MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
 
 
 def _enter(files: Sequence[Path]) -> list[str]:

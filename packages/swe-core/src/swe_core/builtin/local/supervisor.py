@@ -1,6 +1,6 @@
 """Process 1 of a local sandbox: it finishes the file system, gives up every privilege, and runs commands.
 
-Started as `python -I -S supervisor.py FD`, it stands alone: standard library only, and nothing of swe_core
+Started as `python -I -S supervisor.pyc FD`, it stands alone: standard library only, and nothing of swe_core
 is visible to it. FD is its end of a SOCK_SEQPACKET pair whose other end the host holds; no other process in
 the sandbox can see it. Messages are JSON:
 

@@ -327,12 +327,16 @@ def meant(parser: str, found: Found, wanted: Iterable[str]) -> dict[str, Sequenc
     if parser in ("unittest", "django"):
         names = {test: (_dotted_id(test), test.strip()) for test in wanted}
         return {test: [name for name in both if name in found][:1] for test, both in names.items()}
+    named: dict[str, Sequence[str]] = {test: [test] for test in wanted}
+    if named.keys() <= found.keys():
+        return named
     others: dict[str, list[str]] = {}
     for test in found:
         for name in _other_names(test):
             others.setdefault(name, []).append(test)
     ordered = sorted(found)
-    return {test: [test] if test in found else others.get(test) or _begun(test, ordered) for test in wanted}
+    unknown = named.keys() - found.keys()
+    return named | {test: others.get(test) or _begun(test, ordered) for test in unknown}
 
 
 def _shared(status: TestStatus) -> int:
