@@ -23,7 +23,7 @@ from swe_core.builtin.local.images import Images
 from swe_core.builtin.local.provider import LocalProvider
 from swe_core.errors import ImageNotFound, PolicyRefused, SandboxError
 from swe_core.rollout.task_environment import TaskEnvironments, write_profile
-from swe_core.sandboxing.repository.prepare import copy_git_settings
+from swe_core.sandboxing.repository.prepare import SETTINGS
 from swe_core.system.seal import contents_of
 from swe_testing.records import make_task
 from swe_testing.registry import Registry, bare_layer, make_image, require, run_tool
@@ -489,7 +489,7 @@ async def test_git_settings_of_the_image_are_in_home(provider: SandboxProvider, 
     made = image(passwd, file("root/.gitconfig", "[user]\nname = setup\n"), link("bin/awk", "busybox"))
     async with provider.open(SandboxSpec(image=made, disk_mb=64)) as sandbox:
         for _ in range(2):
-            await copy_git_settings(sandbox)
+            await sandbox.exec(["sh", "-euc", f"home={HOME_DIR}\n{SETTINGS}"])
             assert (await sandbox.exec(["cat", f"{HOME_DIR}/.gitconfig"])).text == "[user]\nname = setup\n"
             await sandbox.exec(["rm", "/root/.gitconfig"])
 

@@ -257,7 +257,7 @@ def _is_ours(repository: Path | None) -> bool:
 
 @cache
 def _compiled() -> bytes:
-    """Return the supervisor as a .pyc file. Python compiles a program anew at each start, and keeps nothing."""
+    """Return the supervisor as a .pyc file: Python compiles the source of a program at each start."""
     source = Path(__file__).with_name("supervisor.py")
     code = compile(source.read_bytes(), source.name, "exec", dont_inherit=True)
     return MAGIC_NUMBER + bytes(12) + marshal.dumps(code)

@@ -200,8 +200,9 @@ class Reporter:
                 for test in fields:
                     if test not in self._collected and self._has_room(test, len(self._collected)):
                         self._collected.add(test)
-            case "p", [test]:  # each phase passed, and its code came to its end
-                self._note(test, "PASSED")
+            case "p", [_, *_]:  # of these each phase passed, and their code came to its end
+                for test in fields:
+                    self._note(test, "PASSED")
             case "e", [test]:
                 self._note(test, "ERROR")
             case "t", [test, when, outcome, expected, part, evidence]:

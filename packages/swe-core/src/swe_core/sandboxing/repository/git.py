@@ -34,7 +34,9 @@ set -eu
 quit() { code=$1; shift; printf '%s\n' "$*" >&2; exit "$code"; }
 command -v git >/dev/null 2>&1 || quit 41 'git: not found'
 
-# enter WORKDIR DIR: enter the repository WORKDIR, with any owner; HOME becomes a new directory in DIR.
+# enter WORKDIR DIR: enter the repository WORKDIR, with any owner; HOME becomes a new directory in DIR. Sets
+# the physical paths of the work tree (root), of its git directory (real), of that which worktrees share
+# (common) and of its objects; and the commit of HEAD, attributes, index.
 enter() {
   cd -- "$1" 2>/dev/null || quit 42 'no such directory'
   root=$(pwd -P)
@@ -42,17 +44,17 @@ enter() {
   HOME=$(mktemp -d "$2/.swe-git-XXXXXXXX")
   printf '[safe]\n  directory = *\n' >"$HOME/.gitconfig"  # the repository may have another owner
   found=$(git rev-parse --show-toplevel 'HEAD^{commit}' --git-path objects --git-path info/attributes \
-    --git-path index 2>/dev/null) || found=
+    --git-path index --git-dir --git-common-dir 2>/dev/null) || found=
   [ -n "$found" ] || top=$(git rev-parse --show-toplevel 2>/dev/null) || quit 42 'not a git repository'
   {
     IFS= read -r top
-    for name in commit objects attributes index; do IFS= read -r "$name" || :; done
+    for name in commit objects attributes index real common; do IFS= read -r "$name" || :; done
   } <<END
 ${found:-$top}
 END
   [ "$(cd -- "$top" && pwd -P)" = "$root" ] || quit 42 "a directory inside the repository $top"
   [ -n "$found" ] || quit 43 'no commit'
-  objects=$(cd -- "$objects" && pwd -P)
+  objects=$(cd -- "$objects" && pwd -P) real=$(cd -- "$real" && pwd -P) common=$(cd -- "$common" && pwd -P)
 }
 
 # new_git_dir DIR ID_LENGTH ALTERNATE...: make DIR a git directory of our own and use it.

@@ -102,8 +102,7 @@ class Change:
 _NAMED = 5
 _COUNT = re.compile(r"\s*[0-9]{1,9}")  # some versions of `wc` write blanks before it
 
-_RECORD = r"""
-enter "$1" "$2"
+RECORD = r"""
 rules=$(line_ends)
 new_git_dir "$HOME" "${#commit}" "$objects"
 keep_rules "$rules" "$attributes"
@@ -188,10 +187,9 @@ async def record_base(sandbox: Sandbox, *, timeout: float | None = None) -> Base
         SandboxError: `workdir` is not the top of a git work tree with a commit, or git is missing.
     """
     workdir = sandbox.spec.workdir
-    done = await run_script(sandbox, _RECORD, workdir, HOME_DIR, timeout=timeout)
+    done = await run_script(sandbox, f'enter "$1" "$2"\n{RECORD}', workdir, HOME_DIR, timeout=timeout)
     if done.exit_code == 0:
-        commit, tree, root, store, objects = done.text.splitlines()
-        return Base(commit, tree, root, store, objects)
+        return Base(*done.text.splitlines())
     raise failure(done, workdir, "has a state that could not be recorded")
 
 

@@ -17,15 +17,8 @@ configuration are kept, so git works as before.
 
 from __future__ import annotations
 
-from swe_core.api.sandbox import HOME_DIR, Sandbox
-from swe_core.sandboxing.repository.git import failure, run_script
-
-_CUT = r"""
-private=$3
-export GIT_NO_REPLACE_OBJECTS=1
-enter "$1" "$2"
-trap 'rm -rf "$HOME"' EXIT
-
+CUT = r"""
+# Reads the variables of `enter`, `work` and `private`, and sets none.
 # within DIR: refuse a directory outside of the repository, unless all of this disk is the sandbox's own.
 within() {
   [ "$private" = yes ] && return
@@ -52,11 +45,11 @@ clean_objects() {
 
 # drop_remotes CONFIG: remove its remotes; of one that has objects still to send, its name stays.
 drop_remotes() {
-  grep -q -i -e remote -e branch -- "$1" 2>/dev/null || return 0
+  [ -f "$1" ] && grep -q -i -e remote -e branch -- "$1" || return 0
   promisors=$(git config --file "$1" --name-only --get-regexp '^remote\..*\.promisor$' || :)
-  git config --file "$1" --name-only --get-regexp '^(remote|branch)\..*\.' >"$HOME/keys" || :
-  sed 's/\.[^.]*$//' "$HOME/keys" | sort -u >"$HOME/sections"
-  while IFS= read -r section; do git config --file "$1" --remove-section "$section"; done <"$HOME/sections"
+  git config --file "$1" --name-only --get-regexp '^(remote|branch)\..*\.' >"$work/keys" || :
+  sed 's/\.[^.]*$//' "$work/keys" | sort -u >"$work/sections"
+  while IFS= read -r section; do git config --file "$1" --remove-section "$section"; done <"$work/sections"
   for key in $promisors; do git config --file "$1" "$key" true; done
 }
 
@@ -64,14 +57,19 @@ drop_remotes() {
 cut_at_head() (
   own=$(cd -- "$1" && pwd -P)
   real() { git --git-dir="$own" --work-tree="$root" -c core.hooksPath=/dev/null "$@"; }
-  common=$(cd -- "$own" && cd -- "$(real rev-parse --git-common-dir)" && pwd -P)
+  {
+    IFS= read -r common
+    IFS= read -r head && IFS= read -r branch || head= branch=
+  } <<END
+$(real rev-parse --git-common-dir 'HEAD^{commit}' --symbolic-full-name HEAD 2>/dev/null || :)
+END
+  [ "$branch" != HEAD ] || branch=  # HEAD itself has the commit
+  common=$(cd -- "$own" && cd -- "$common" && pwd -P)
   within "$common"
   [ ! -d "$common/reftable" ] || quit 48 'its refs are a reftable, which is not supported'
   [ ! -L "$common/objects" ] || quit 48 'its directory of objects is a symbolic link'
-  head=$(real rev-parse --verify --quiet 'HEAD^{commit}' || :)
-  branch=$(real symbolic-ref --quiet HEAD || :)
   store=$common/objects
-  notes=$(mktemp -d "$HOME/cut-XXXXXXXX")
+  notes=$(mktemp -d "$work/cut-XXXXXXXX")
   : >"$notes/tags" >"$notes/alternates"
 
   if [ -z "$head" ]; then  # a submodule without a commit: nothing of it is used
@@ -129,64 +127,34 @@ cut_at_head() (
     fi
   fi
 
+  worktrees=worktrees
+  [ "$own" != "$common" ] || worktrees=
   keep_only "$common" HEAD config config.worktree description hooks index 'sharedindex.*' info objects \
-    modules worktrees
+    modules $worktrees
   if [ -d "$common/info" ]; then keep_only "$common/info" exclude attributes sparse-checkout; fi
-  if [ "$own" = "$common" ]; then
-    rm -rf -- "$common/worktrees"
-  else  # a worktree of a repository that has a HEAD of its own
+  if [ "$own" != "$common" ]; then  # a worktree of a repository that has a HEAD of its own
     echo "$head" >"$common/HEAD"
     rm -f -- "$common/index" "$common"/sharedindex.*
     keep_only "${own%/*}" "${own##*/}"
     keep_only "$own" HEAD config.worktree index 'sharedindex.*' info commondir gitdir
   fi
-  mkdir -p "$common/refs/heads" "$common/refs/tags"
+  mkdir -p "$common/refs/heads" "$common/refs/tags" "$common/${branch%/*}"
   cp -- "$notes/tags" "$common/packed-refs"
   if [ -s "$notes/shallow" ]; then cp -- "$notes/shallow" "$common/shallow"; fi
-  if [ -n "$head" ] && [ -n "$branch" ]; then
-    mkdir -p "$common/${branch%/*}"
-    echo "$head" >"$common/$branch"
-  fi
+  if [ -n "$branch" ]; then echo "$head" >"$common/$branch"; fi
   drop_remotes "$common/config"
   drop_remotes "$common/config.worktree"
-  rm -rf -- "$notes"
 )
 
-cut_at_head "$(git rev-parse --git-dir)"
-common=$(cd -- "$(git rev-parse --git-common-dir)" && pwd -P)
+cut_at_head "$real"
 if [ -d "$common/modules" ]; then
-  find "$common/modules" -type f -name HEAD >"$HOME/modules"
+  find "$common/modules" -type f -name HEAD >"$work/modules"
   while IFS= read -r file; do
     if [ -d "${file%/*}/objects" ]; then cut_at_head "${file%/*}"; fi
-  done <"$HOME/modules"
+  done <"$work/modules"
 fi
-git ls-files --stage | sed -n 's/^160000 [0-9a-f]* 0	//p' >"$HOME/links"
+git ls-files --stage | sed -n 's/^160000 [0-9a-f]* 0	//p' >"$work/links"
 while IFS= read -r link; do  # a submodule in the old way has its git directory in the work tree
   if [ -d "$link/.git" ]; then cut_at_head "$link/.git"; fi
-done <"$HOME/links"
+done <"$work/links"
 """
-
-
-def owns_disk(sandbox: Sandbox) -> bool:
-    """Return whether the sandbox has its own disk, so that files outside of `workdir` may change."""
-    return sandbox.spec.image is not None and sandbox.spec.repository is None
-
-
-async def cut_history(sandbox: Sandbox, *, timeout: float | None = None) -> None:
-    """Remove everything from the repository in `sandbox.spec.workdir` that HEAD does not need.
-
-    Files outside of `workdir` (the git directory of a linked worktree, alternates) change only in a sandbox
-    that was made from an image: its whole disk is its own.
-
-    Args:
-        timeout: Seconds; None is no limit of its own.
-
-    Raises:
-        SandboxError: `workdir` is not the top of a git work tree with a commit, git is missing, or the git
-            directory is read-only or of an unknown kind.
-        SandboxTimeout: The command ran longer than `timeout`.
-    """
-    workdir, private = sandbox.spec.workdir, "yes" if owns_disk(sandbox) else "no"
-    done = await run_script(sandbox, _CUT, workdir, HOME_DIR, private, timeout=timeout)
-    if done.exit_code != 0:
-        raise failure(done, workdir, "cannot be freed of what came after its base")

@@ -130,7 +130,8 @@ def make_items(root, odd, label_of, is_product, end_of):
 
 def make_hooks(send, hold, flush, root, known, first):
     """The plugin's hooks."""
-    sessions, ran, passed = [], {}, []  # `passed`: the id of a test, once for each of its phases that passed
+    sessions, ran, whole = [], {}, []  # `whole`: tests whose phases all passed
+    passed = []  # the id of a test, once for each of its phases that passed
     evidence = {}  # what there is to say of a test whose call has ended, by id
     on_fork = tell_forks()  # before the parts look at what there is
     odd, look_at_tracers = make_odd(send)
@@ -144,9 +145,9 @@ def make_hooks(send, hold, flush, root, known, first):
     trust, remember, judge, made, gone, gives = (guarded(odd, one) for one in own)
     reports = [0]
     clock, written = time.monotonic, [0.0]  # a write wakes up the host
+    compile_own = rewriting(compiled, known)
     watch, renew = make_watch(root)
     begin, around, done = make_around(root, odd, on_fork, watch, look, look_at_tracers, instance, is_space)
-    compile_own = rewriting(compiled, known)
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_load_initial_conftests(early_config):
@@ -168,22 +169,26 @@ def make_hooks(send, hold, flush, root, known, first):
         for name in names:
             odd("replaced " + name)
 
-    def tell_collected(names):
+    def hold_names(kind, names):
         event, room = [], ROOM
         for name in names:
             if event and len(name) >= room:
-                hold("c", *event)
+                hold(kind, *event)
                 event, room = [], ROOM
             event.append(name)
             room -= len(name) + 1
         if event:
-            hold("c", *event)
+            hold(kind, *event)
+
+    def tell_collected(names):
+        hold_names("c", names)
         flush()
 
     def tell_passed():
+        hold_names("p", whole)
         for place, test in enumerate(passed):
             hold("t", test, PHASES[place], "passed", "0", "0", "")
-        del passed[:]
+        del whole[:], passed[:]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_itemcollected(item):
@@ -256,9 +261,10 @@ def make_hooks(send, hold, flush, root, known, first):
         outcome = yield
         texts = ["its tear-down failed"] if outcome.excinfo else []
         seen = {mark.label for mark, _ in events}
-        for label in set_ups_of(getattr(item, "cls", None) or object, ("teardown_method", "teardown")):
-            if label not in seen and item.nodeid in ran and not hasattr(item.cls, "tearDown"):
-                texts.append("%s did not run" % label)
+        kind = getattr(item, "cls", None)
+        if kind is not None and item.nodeid in ran and not hasattr(kind, "tearDown"):
+            due = set_ups_of(kind, ("teardown_method", "teardown"))
+            texts += ["%s did not run" % label for label in due if label not in seen]
         evidence[item.nodeid, "teardown"] = joined(texts)
         tell(None, failed=outcome.excinfo is not None)
         done()
@@ -283,19 +289,21 @@ def make_hooks(send, hold, flush, root, known, first):
         said = "" if part else evidence.pop((test, when), None)
         said = "nobody saw its %s" % when if said is None else said
         expected = hasattr(report, "wasxfail")
-        # A test whose phases all passed is one event, and many are one write; a failure is reported at once.
+        # Many tests whose phases all passed are one event; a failure is reported at once.
         plain = outcome == "passed" and not said and not expected and not part
         if passed and not (plain and test is passed[0] and when == PHASES[len(passed)]):
             tell_passed()
         if plain and when == PHASES[len(passed)]:
             passed.append(test)
             if len(passed) == len(PHASES):
+                whole.append(test)
                 del passed[:]
-                hold("p", test)
                 if clock() - written[0] > 0.05:
+                    tell_passed()
                     flush()
                     written[0] = clock()
             return
+        tell_passed()
         tell_it = hold if outcome == "passed" and when in ("setup", "call") else send
         tell_it("t", test, when, outcome, "1" if expected else "0", "1" if part else "0", said)
 

@@ -29,7 +29,7 @@ COMPARING = (
     *("numpy.testing._private.utils", "pandas._testing", "pandas._testing.asserters"),
     *("torch.testing._comparison", "django.test.testcases"),
 )
-SET_LATER = ("_config", "_current", "_reprcompare", "_assertion_pass")
+SET_LATER = frozenset(("_config", "_current", "_reprcompare", "_assertion_pass", "fspath"))
 
 
 def loaded():
@@ -70,12 +70,20 @@ class Watch:
         self.grown.append((name, space, frozenset(space), BUILTINS))
         found.add(name, space, [key for key, one in space.items() if self.is_fixed(key, one)])
         for kind in classes_of(name, space):
+            if issubclass(kind, Warning):  # compares nothing
+                continue
             where, own = "%s.%s" % (name, kind.__name__), vars(kind)
             found.add(where, own, [key for key, one in own.items() if self.is_fixed(key, one)])
             self.grown.append((where, own, frozenset(own), None))
 
     def is_fixed(self, key, value):
         return key not in SET_LATER and key not in NOT_LOOKED_AT and is_kind(value, CODE + CONSTANT)
+
+    def is_unchanged(self, of_case):
+        """Whether all is as it was that is looked at after each test."""
+        if [*map(len, self.small)] != self.sizes or not self.often.is_unchanged():
+            return False
+        return not of_case or self.cases.is_unchanged()
 
     def changed(self, whole, of_case=False):
         """What was replaced or added: where, the name, what is there instead. The last is None for what was
@@ -89,7 +97,7 @@ class Watch:
                         yield where, name, None if now is values[names.index(name)] else now
         if whole or [*map(len, self.small)] != self.sizes:
             for where, space, names, counted in self.grown:
-                for name in space.keys() - names:
+                for name in space.keys() - names - SET_LATER:
                     if not name.startswith("_pytest") and (counted is None or name in counted):
                         yield where, name, space[name]
 
@@ -100,6 +108,8 @@ def make_watch(root):
     watched = [Watch()]
 
     def watch(whole=False, of_case=False):
+        if not whole and watched[0].is_unchanged(of_case):
+            return []
         return ["%s.%s" % (where, name) for where, name, _ in watched[0].changed(whole, of_case)]
 
     def renew():
