@@ -75,6 +75,7 @@ ADDED = {
 PLACES = {
     "branch": "rm -rf .git/logs",
     "reflog": "git branch -q -D future",
+    "pack and loose": "git repack -q -a; rm -rf .git/logs",
     "packed refs": "git pack-refs --all; rm -rf .git/logs",
     "merge": "git merge -q --no-commit --no-ff future; git reset -q --hard; echo $fix >.git/MERGE_HEAD",
     "worktree": "git worktree add -q .git/other future; rm -rf .git/logs",
@@ -117,7 +118,7 @@ async def refusal(
     return str(caught.value)
 
 
-@pytest.mark.parametrize("place", slow_but(["branch", "reflog", "alternate", "all others"], PLACES))
+@pytest.mark.parametrize("place", slow_but(["branch", "pack and loose", "reflog", "alternate", "all others"], PLACES))
 async def test_prepared_repository_hides_the_fix(provider: SandboxProvider, aged: Repo, place: str) -> None:
     aged.sh(f"fix=$(git rev-parse future); {PLACES[place]}")
     plain = "export GIT_NO_REPLACE_OBJECTS=1;"

@@ -4,8 +4,8 @@ Images of tasks are made from clones: branches, tags, remotes, reflogs and packs
 base, and with them the fix. HEAD, its ancestors, the tags on them and staged content stay. This list of what
 stays is complete; all else is removed:
 
-- objects that are not reachable from these. The reachable ones go into one new pack with their deltas, which
-  replaces all object files (only where there is something to drop);
+- objects that are not reachable from these. Where a pack has some, the reachable ones go into one new pack
+  with their deltas, which replaces all object files;
 - refs other than HEAD's branch and those tags; reflogs, notes, stashes, replacements, grafts;
 - each file of the git directory that git does not need: FETCH_HEAD, ORIG_HEAD, a merge or rebase in progress,
   bundles, other worktrees;
@@ -104,8 +104,10 @@ END
     if [ -f "$store/info/alternates" ]; then
       git count-objects -v | sed -n 's/^alternate: //p' | grep -Fxv -- "$store" >"$notes/alternates" || :
     fi
+    cut -d ' ' -f 1 "$notes/kept" | LC_ALL=C sort | LC_ALL=C comm -13 - "$notes/all" >"$notes/dropped"
+    if [ -s "$notes/dropped" ]; then (cd "$store" && sed 's|^..|&/|' "$notes/dropped" | xargs rm -f); fi
     if [ -s "$notes/alternates" ] ||
-      cut -d ' ' -f 1 "$notes/kept" | LC_ALL=C sort | LC_ALL=C comm -13 - "$notes/all" | grep -q .; then
+      git cat-file --batch-check <"$notes/dropped" | grep -q -v ' missing$'; then  # a pack has it
       # On the same disk, so that it can take the place of the old one.
       mkdir "$common/objects.new" "$common/objects.new/info" "$common/objects.new/pack"
       cp -- "$GIT_DIR/objects/info/alternates" "$common/objects.new/info"
