@@ -118,7 +118,9 @@ async def refusal(
     return str(caught.value)
 
 
-@pytest.mark.parametrize("place", slow_but(["branch", "pack and loose", "reflog", "alternate", "all others"], PLACES))
+@pytest.mark.parametrize(
+    "place", slow_but(["branch", "pack and loose", "reflog", "alternate", "all others"], PLACES)
+)
 async def test_prepared_repository_hides_the_fix(provider: SandboxProvider, aged: Repo, place: str) -> None:
     aged.sh(f"fix=$(git rev-parse future); {PLACES[place]}")
     plain = "export GIT_NO_REPLACE_OBJECTS=1;"
