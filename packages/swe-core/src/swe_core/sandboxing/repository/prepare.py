@@ -130,7 +130,7 @@ commit=$(git rev-parse 'HEAD^{commit}')
 
 _HIDE = r"""
 step=hide
-rm -rf -- "$@"
+(cd / && rm -rf -- "$@")
 """
 
 SETTINGS = r"""
@@ -182,7 +182,7 @@ async def prepare_repository(
     given = (workdir, HOME_DIR, _WORD[private], task.base_commit, _WORD[is_id], *hidden)
     try:
         with anyio.fail_after(timeout):
-            done = await run_script(sandbox, "".join(steps), *given, stdin=bug)
+            done = await run_script(sandbox, "".join(steps), *given, stdin=bug or None)
     except TimeoutError:
         raise SandboxTimeout(
             f"the repository {workdir!r} in the sandbox could not be prepared within {timeout:g} s"
