@@ -104,6 +104,7 @@ async def test_sandbox_that_dies(local_hf: LocalHF, sandbox: HfSandbox) -> None:
 
 
 async def test_code_that_leaves_no_place_for_commands(sandbox: HfSandbox) -> None:
+    await sh(sandbox, "true")  # a sandbox that never ran a command was broken by nobody
     with suppress(SandboxBroken):  # it removes its own files, too
         await sandbox.exec(["sh", "-c", 'rm -rf "$1" && : >"$1"', "sh", sandbox._base], cwd="/")
     with pytest.raises(SandboxBroken, match="cannot run a command"):
