@@ -165,10 +165,20 @@ async def test_prepare_does_not_repack_needlessly(provider: SandboxProvider, rep
     listing = "cd .git/objects; find . -type f ! -path './info/*' | sort"
     before = repo.sh(listing)
     assert before.count("\n") == 3  # a pack, its index, what is staged
+    repo.sh("echo lost | git hash-object -w --stdin")
     async with prepared(provider, repo) as (sandbox, _):
         assert await sh(sandbox, listing) == before
         assert await sh(sandbox, "ls .git/objects/info") == ""
         assert await sh(sandbox, FSCK + "; git log --oneline | wc -l") == "1\n"
+
+
+async def test_prepare_removes_nothing_behind_a_link(provider: SandboxProvider, aged: Repo) -> None:
+    aged.sh(
+        "d=$(git rev-parse future | cut -c 1-2); mv .git/objects/$d kept; ln -s ../../kept .git/objects/$d"
+    )
+    async with prepared(provider, aged) as (sandbox, _):
+        assert await sh(sandbox, "ls kept") == aged.sh("ls kept")
+        assert await sh(sandbox, FSCK) == ""
 
 
 KINDS = {

@@ -105,7 +105,9 @@ END
       git count-objects -v | sed -n 's/^alternate: //p' | grep -Fxv -- "$store" >"$notes/alternates" || :
     fi
     cut -d ' ' -f 1 "$notes/kept" | LC_ALL=C sort | LC_ALL=C comm -13 - "$notes/all" >"$notes/dropped"
-    if [ -s "$notes/dropped" ]; then (cd "$store" && sed 's|^..|&/|' "$notes/dropped" | xargs rm -f); fi
+    if [ -s "$notes/dropped" ] && ! find "$store/." -maxdepth 1 -type l | grep -q .; then
+      (cd "$store" && sed 's|^..|&/|' "$notes/dropped" | xargs rm -f)
+    fi
     if [ -s "$notes/alternates" ] ||
       git cat-file --batch-check <"$notes/dropped" | grep -q -v ' missing$'; then  # a pack has it
       # On the same disk, so that it can take the place of the old one.
