@@ -67,7 +67,8 @@ def interrupted_twice(
         if swallows:
             command.until((tmp_path / "marker.swallowed").exists)
         process.send_signal(signal.SIGINT)
-        assert command.end(process) == 130, command.said
+        # The second may come after the end, where the system handles it: for a shell this is 130, too.
+        assert command.end(process) in (130, -signal.SIGINT), command.said
     assert "interrupted" in command.said.splitlines()[-1]
 
 
