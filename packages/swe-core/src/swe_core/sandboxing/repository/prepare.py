@@ -25,7 +25,7 @@ _COMMIT_ID = re.compile(r"[0-9a-f]{7,64}\^?")
 _BEGIN = r"""
 export GIT_NO_REPLACE_OBJECTS=1
 enter "$1" "$2"
-step=
+step=  # which one fails is the output
 trap 'status=$?; rm -rf "$HOME"; [ $status = 0 ] || echo "$step"' EXIT
 work=$HOME/work
 mkdir "$work"
